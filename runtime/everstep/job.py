@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -20,6 +21,20 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Aside:
+    """A scope outside the step. `limit`: in seconds; 0: the default of the scope."""
+
+    where: Where
+    category: str
+    limit: float = 0.0
+
+    @property
+    def apart(self) -> bool:
+        """Whether the loss of a rank restarts all ranks."""
+        return self.where is not Where.PAUSE
+
+
 class Job:
     """A training script's view of its job. Ranks communicate only inside `steps`, `Step.batches` and `sum`."""
 
@@ -27,6 +42,8 @@ class Job:
         self._session = session
         self._outside = Where.STARTUP
         """The scope between two steps and after the last one. Its time limit applies there."""
+        self._asides: list[_Aside] = []
+        """The scopes outside the step that have begun and not ended, the innermost last."""
         self._compiler = CompilerWatch(session.meter.compiles)
 
     @property
@@ -299,6 +316,7 @@ class Job:
         members compute its share of the first.
         """
         self._compiler.attach()
+        self._asides.clear()  # such as an evaluation that the script has not ended
         where, category = (Where.STARTUP, "startup") if starting else (Where.STEP, "step")
         self._session.meter.enter(where, category=category, phase=Phase.COMPUTING, reduction=0)
         self._session.step = StepState(self._session, number)
@@ -313,18 +331,38 @@ class Job:
         session = self._session
         if session.step is not None:
             boundary.mark_applied(session, session.step, at_once=True)
-        apart = where is not Where.PAUSE and session.settled and not session.finished
-        if apart:
-            with session.meter.charging("wait", waiting=True):
-                session.membership.go_apart(f"its script is in job.{category}")
-        session.meter.enter(where, category=category, limit=limit)
+        inside = _Aside(where, category, limit)
+        if inside.apart:
+            self._go_apart(f"its script is in job.{category}")
+        self._asides.append(inside)
+        self._enter_innermost()
         try:
             yield
         finally:
-            if apart:
-                session.membership.set_apart("")
-            back = Where.STEP if session.step is not None else self._outside
-            session.meter.enter(back, category=back.name.lower())
+            if inside in self._asides:
+                self._asides.remove(inside)
+                self._enter_innermost()
+            if inside.apart:
+                self._end_apart()
+
+    def _enter_innermost(self) -> None:
+        """Enter the scope that began last of those that have not ended; without one, the step."""
+        back = Where.STEP if self._session.step is not None else self._outside
+        now = self._asides[-1] if self._asides else _Aside(back, back.name.lower())
+        self._session.meter.enter(now.where, category=now.category, limit=now.limit)
+
+    @property
+    def _in_steps(self) -> bool:
+        return self._session.settled and not self._session.finished
+
+    def _go_apart(self, why: str) -> None:
+        if self._in_steps:
+            with self._session.meter.charging("wait", waiting=True):
+                self._session.membership.go_apart(why)
+
+    def _end_apart(self) -> None:
+        if self._in_steps and not any(one.apart for one in self._asides):
+            self._session.membership.set_apart("")
 
     def _park_if_broken(self) -> None:
         session = self._session

@@ -303,6 +303,41 @@ def test_the_position_follows_the_step(trial: Trial) -> None:
     ]
 
 
+def test_a_scope_within_another_ends_in_that_one(trial: Trial) -> None:
+    """A pause keeps its limit after an evaluation within it, and an evaluation stays one after a
+    sum within it.
+    """
+    session = trial.session
+
+    def now() -> tuple[Where, int, bool]:
+        at = session.meter.position
+        return at.scope, at.limit_ms, bool(session.membership._apart)
+
+    step = first_step(trial)
+    trial.take(step)
+    with trial.job.pause("export", limit=600):
+        seen = []
+        for _ in trial.job.evaluate(trial.data):
+            trial.job.sum(1.0)
+            seen.append(now())
+        assert seen == [(Where.EVALUATE, 0, True)] * 6
+        assert now() == (Where.PAUSE, 600_000, False)
+    assert now() == (Where.STEP, 0, False)
+
+
+def test_scopes_that_end_in_another_order_leave_the_step(trial: Trial) -> None:
+    step = first_step(trial)
+    trial.take(step)
+    first, second = trial.job.evaluate(trial.data), trial.job.evaluate(trial.data)
+    with torch.enable_grad():
+        next(first), next(second)
+        first.close()
+        assert trial.session.meter.position.scope is Where.EVALUATE
+        second.close()
+    assert trial.session.meter.position.scope is Where.STEP
+    assert not trial.session.membership._apart
+
+
 def test_evaluate_is_one_pass_in_order_without_gradients(trial: Trial) -> None:
     seen = [inputs for inputs, _ in trial.job.evaluate(trial.data)]
     assert torch.equal(torch.cat(seen), trial.dataset.tensors[0])
