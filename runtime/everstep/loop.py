@@ -136,8 +136,7 @@ class Loop:
                 f"step {self._step.number}: step.skip, but the ranks of a unit compute together, so all have to make "
                 "this pass: call step.backward(loss, weight=0)"
             )
-        index = self._answer()
-        self._parts.scales[index] = 1.0
+        self._answer()
         if (group := self._group_if_last()) is not None:
             self._send(group)
 

@@ -54,7 +54,9 @@ class Parts:
     weights: Numbers
     losses: Numbers
     scales: Numbers
-    """Scale of the GradScaler with which the gradient was made; 1 without one."""
+    """Scale of the GradScaler with which the gradient was made; 1 without one. 0: the batch has no
+    gradient, because it was skipped.
+    """
     samples: Numbers
     """[samples] 1 + index in the dataset, 0: nobody fetched it. Exact below 2**53."""
     used: Numbers
@@ -74,6 +76,7 @@ class Summary:
     loss: float
     """Σ w·loss / Σ w in micro-batch order; NaN if no micro-batch had a weight."""
     scale: float
+    """The mean over the micro-batches that have a gradient; 1 if none has."""
 
 
 def read_summary(parts: Parts) -> Summary:
@@ -85,6 +88,7 @@ def read_summary(parts: Parts) -> Summary:
             total += weight
             weighted += weight * loss
     counts = parts.counts.tolist()
+    scales = [scale for scale in parts.scales.tolist() if scale]
     return Summary(
         samples=tuple((parts.samples - 1).astype(np.int64).tolist()),
         counts=tuple(map(int, counts)),
@@ -92,7 +96,7 @@ def read_summary(parts: Parts) -> Summary:
         losses=tuple(losses),
         total_weight=total,
         loss=weighted / total if total else math.nan,
-        scale=sum(parts.scales.tolist()) / max(1.0, sum(counts)),
+        scale=sum(scales) / len(scales) if scales else 1.0,
     )
 
 

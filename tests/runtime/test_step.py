@@ -15,6 +15,7 @@ import torch
 
 from everstep.errors import Misuse
 from everstep.group import LocalGroup
+from everstep.reducer import Reducer
 from everstep_contract import wire
 from everstep_contract.position import Phase, Where
 from everstep_contract.report import Cause
@@ -127,6 +128,26 @@ def test_a_scaled_gradient_unscales_to_the_same(a_trial: Callable[..., Trial]) -
     scaler.unscale_(scaled.optimizer)
     assert torch.allclose(scaled.model.weight.grad, plain.model.weight.grad)
     assert norm == pytest.approx(plain.session.findings.grad_norm)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_skipped_batch_changes_no_scale(a_trial: Callable[..., Trial], exact: bool) -> None:
+    found = []
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=2.0**12)):
+        trial = a_trial()
+        trial.session.reducer = Reducer(exact=exact)
+        step = first_step(trial.track())
+        for number, batch in enumerate(step.batches(trial.data)):
+            if number == 1:
+                step.skip()
+            else:
+                step.backward(trial.loss(batch), scaler=scaler)
+        if scaler is not None:
+            scaler.unscale_(trial.optimizer)
+        found.append((trial.model.weight.grad, trial.session.findings.grad_norm))
+    (plain, norm), (scaled, scaled_norm) = found
+    assert torch.allclose(scaled, plain)
+    assert scaled_norm == pytest.approx(norm)
 
 
 def test_random_numbers_belong_to_the_micro_batch(a_trial: Callable[..., Trial]) -> None:
