@@ -230,6 +230,7 @@ class Loop:
     def _send(self, group: Group) -> None:
         """Launch the remaining buckets, and the vector."""
         self._group = group
+        self._session.tracked.prepare_scalers(self._session.device)
         self._session.reducer.flush(group)
         self._session.reducer.start_last(self._fill_vector())
 
@@ -248,7 +249,6 @@ class Loop:
         """Return whether the reduction is complete. False: members were lost, so there is more to do."""
         session = self._session
         if self._group is None:
-            session.tracked.prepare_scalers(session.device)
             with session.meter.charging("wait", waiting=True):
                 group = session.membership.wait_group(self._save_held)
             if group is None:

@@ -133,7 +133,7 @@ class Tracked:
 
     def prepare_scalers(self, device: torch.device) -> None:
         """Make every GradScaler create its scale. It does so with the first loss, and a rank
-        without a micro-batch has no loss.
+        that has no micro-batch, or skips all of its own, has no loss.
         """
         for _, thing in self.of_kind("object"):
             if isinstance(thing, torch.amp.GradScaler):

@@ -150,6 +150,15 @@ def test_a_skipped_batch_changes_no_scale(a_trial: Callable[..., Trial], exact: 
     assert scaled_norm == pytest.approx(norm)
 
 
+def test_a_rank_that_skips_all_its_batches_can_unscale(a_trial: Callable[..., Trial]) -> None:
+    trial, scaler = a_trial(), torch.amp.GradScaler("cpu")
+    trial.track().job.track(scaler=scaler)
+    step = first_step(trial)
+    for _ in step.batches(trial.data):
+        step.skip()
+    scaler.unscale_(trial.optimizer)
+
+
 def test_random_numbers_belong_to_the_micro_batch(a_trial: Callable[..., Trial]) -> None:
     def drawn(consume: int) -> tuple[list[float], float]:
         torch.manual_seed(1)
