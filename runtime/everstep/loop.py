@@ -122,7 +122,8 @@ class Loop:
         scale = float(scaler.get_scale()) if scaler is not None else 1.0
         group = self._group_if_last()
         overlap = group if self._overlap else None
-        self._session.reducer.backward(scaled, overlap=overlap, scale=scale)
+        if amount or self._mesh.unit > 1:  # 0 × NaN is NaN; the ranks of a unit compute together
+            self._session.reducer.backward(scaled, overlap=overlap, scale=scale)
         if self._tells:
             self._losses[index] = value.detach()
             self._parts.weights[index] = amount

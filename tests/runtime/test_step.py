@@ -192,6 +192,27 @@ def test_a_loss_that_is_no_number_stops_before_it_is_applied(trial: Trial) -> No
     )
 
 
+def test_a_batch_of_weight_0_has_no_gradient_even_if_its_loss_is_no_number(
+    a_trial: Callable[..., Trial],
+) -> None:
+    """Such as the mean over the tokens of a batch in which all are masked."""
+    found = []
+    for leave_out in (True, False):
+        trial = a_trial().track()
+        step = first_step(trial)
+        for number, batch in enumerate(step.batches(trial.data)):
+            if number != 1:
+                step.backward(trial.loss(batch))
+            elif leave_out:
+                step.skip()
+            else:
+                step.backward(trial.loss(batch) / 0.0 * 0.0, weight=0)
+        trial.optimizer.step()
+        found.append((trial.model.weight.detach(), step.loss))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+
+
 def run_until_bad(trial: Trial, factor: float, *, spoil: bool = False) -> None:
     """Take three good steps; in the fourth, multiply the loss by `factor`."""
     for step in trial.job.steps(until=9):
