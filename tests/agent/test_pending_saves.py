@@ -58,6 +58,17 @@ def test_a_part_that_will_not_come_gives_the_save_up_and_is_said_once() -> None:
     assert saves.why_given_up(1, 10) == "rank 1: no room"
 
 
+def test_a_part_that_is_here_is_not_lost_because_another_pod_cannot_upload_its_copy() -> None:
+    """Several pods may upload one part of an unfinished save: its own, and those that hold copies."""
+    problem = part(10, rank=1, problem="no space left")
+    for order in ((part(10, rank=1), problem), (problem, part(10, rank=1))):
+        saves = PendingSaves()
+        for each in order:
+            saves.add(each)
+        assert saves.why_given_up(1, 10) == ""
+        assert saves.parts(1, 10) == [part(10, rank=1)]
+
+
 def test_a_save_that_a_newer_one_overtakes_is_said() -> None:
     saves = PendingSaves()
     for known in (part(5), part(5, rank=2), part(10), part(15)):

@@ -30,6 +30,8 @@ class PendingSaves:
         """Add a part. Returns the message to log, if any."""
         held = self._parts.setdefault((part.epoch, part.step), {})
         known = held.get(part.key)
+        if part.problem and known and not known.problem:
+            return ""  # another agent could not upload its copy of a part that is here
         held[part.key] = part
         if not part.problem or (known and known.problem) or not self._why_lacking(part.key[:2]):
             return ""
