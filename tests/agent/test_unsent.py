@@ -1,19 +1,32 @@
 """What a pod finds of a save that another pod had staged and copied, but not uploaded."""
 
 import asyncio
+import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from agent.a_run import stage
 from agent.given import an_epoch
+from everstep_agent import logline
 from everstep_agent.checkpoint import unsent
 from everstep_agent.checkpoint.chunking import BadStaging
 from everstep_agent.checkpoint.cutting import cut_file
 from everstep_agent.checkpoint.folder_tier import FolderTier
 from everstep_agent.checkpoint.keeping import Save, merge_saves
+from everstep_agent.checkpoint.ledger import Book
+from everstep_agent.checkpoint.memory_tier import MemoryTier
+from everstep_agent.checkpoint.parts import Part
 from everstep_agent.checkpoint.unsent import Unsent
-from everstep_agent.pod.unfinished_saves import choose_name, choose_open, choose_unsent
+from everstep_agent.pod.save_queue import Listener, Uploads
+from everstep_agent.pod.unfinished_saves import (
+    UnfinishedSaves,
+    choose_name,
+    choose_open,
+    choose_unsent,
+)
+from everstep_agent.storage import open_store
 from everstep_contract.manifest import Chunk
 from everstep_contract.wire import Staged, StagedTensor
 
@@ -71,6 +84,51 @@ async def test_a_damaged_copy_is_not_believed(tmp_path: Path, disk: FolderTier) 
     (record,) = disk.list_now() - set(own.chunks)
     (disk.folder / record).write_bytes(b"{}")
     assert unsent.read_copied(disk) == ()
+
+
+class Queue:
+    """An upload queue, and the parts that it reports."""
+
+    def __init__(self, memory: MemoryTier) -> None:
+        self.parts: asyncio.Queue[Part] = asyncio.Queue()
+        self.held = asyncio.Event()
+        listener = Listener(
+            on_part=self.parts.put_nowait,
+            on_failed=lambda staged, rank: None,
+            on_held=self.held.set,
+        )
+        store, line = open_store("memory://", "", {}), logline.Log(io.StringIO())
+        self.uploads = Uploads(store, "token001-rest", Book(), memory, listener, line)
+
+
+async def test_a_copy_that_cannot_be_used_costs_no_save_that_is_here(
+    tmp_path: Path, disk: FolderTier
+) -> None:
+    """A save that is still to be given to the queue looks like one that nobody needs."""
+    staging = tmp_path / "staging"
+    staging.mkdir()
+    former = Queue(MemoryTier(tmp_path / "restore"))
+    former.uploads.add(replace(stage(staging, epoch=1, step=3, rank=1, world=2), near=True), rank=1)
+    await asyncio.wait_for(former.held.wait(), 30)
+    await former.uploads.stop()
+
+    own = await copy_one(tmp_path, disk)
+    (disk.folder / own.chunks[0]).write_bytes(BODY[:-1] + b"x")
+    unfinished = UnfinishedSaves(staging, [disk])
+    await unfinished.find()
+    assert sorted(save.rank for save in unfinished.list()) == [0, 1]
+    queue = Queue(MemoryTier(tmp_path / "restore", staging))
+    try:
+        queue.uploads.ask(3)
+        unfinished.upload(an_epoch(number=1, kept=3), queue.uploads, lambda: True)
+        parts = [await asyncio.wait_for(queue.parts.get(), 30) for _ in range(2)]
+        assert {part.rank: part.problem.partition(":")[0] for part in parts} == {
+            0: f"{own.chunks[0]} is corrupt",
+            1: "",
+        }
+    finally:
+        await unfinished.close()
+        await queue.uploads.close()
 
 
 def test_two_ranks_of_a_pod_keep_what_each_needs() -> None:

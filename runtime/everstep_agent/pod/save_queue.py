@@ -298,7 +298,7 @@ class Uploads:
             self._line.say("save_dropped", step=staged.step, rank=rank, message=problem)
         if staged.near and staged.step != self._asked:
             return  # the near save before it is still here
-        if not staged.path:  # there was no room for a copy
+        if staged.problem:  # its worker had no room for it
             self._make_room()
         self._listener.on_failed(staged, rank)
         if not staged.whole:
