@@ -37,6 +37,8 @@ class Copier:
         self._line, self._waits = line, logline.Once(line, "copy_waits")
         self.copied = 0
         """The newest step whose save the tier holds completely; 0: none."""
+        self._forgotten = 0
+        """How often `forget` was called."""
         self._task = asyncio.create_task(self._run())
 
     def stop(self) -> None:
@@ -45,6 +47,13 @@ class Copier:
     async def close(self) -> None:
         self.stop()
         await asyncio.gather(self._task, return_exceptions=True)
+
+    def forget(self) -> None:
+        """The tier may have deleted what was copied so far."""
+        self._forgotten += 1
+        if self.copied:
+            self.copied = 0
+            self._on_copied()
 
     async def _run(self) -> None:
         done: tuple[Save, ...] = ()
@@ -78,11 +87,13 @@ class Copier:
         except OSError as error:
             if error.errno not in FULL:
                 raise
+            self.forget()
             await self._tier.drop(self._owner)  # this pod's memory still holds the older save
             await self._copy(saves[-1:])
 
     async def _copy(self, saves: tuple[Save, ...]) -> None:
         """Raises OSError."""
+        forgotten = self._forgotten
         await self._tier.keep(self._owner, saves, self._memory.since)
         there = set(await self._tier.list())
         for save in saves:
@@ -91,7 +102,8 @@ class Copier:
                 if body is not None:
                     await self._tier.put(chunk, body)
                     there.add(chunk.digest)
-            if all(chunk.digest in there for chunk in save.chunks):
+            complete = all(chunk.digest in there for chunk in save.chunks)
+            if complete and forgotten == self._forgotten:
                 self._note(save.step)
 
     def _note(self, step: int) -> None:

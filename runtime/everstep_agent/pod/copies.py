@@ -87,6 +87,8 @@ class Copies:
         resumed = Resumed(epoch=epoch, step=level.resume, by=level.number)
         self._memory.committed = min(self._memory.committed, level.resume)
         self._memory.kept = 0
+        if self._to_disk is not None:
+            self._to_disk.forget()
         for tier in (self._memory, self._disk):
             if tier is not None:
                 with contextlib.suppress(OSError):  # the next copy reports the same error
