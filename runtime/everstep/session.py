@@ -470,7 +470,9 @@ class Session:
         )
 
     def _new_path(self, step: int) -> str:
-        name = f"{self.epoch}-{step}-{self.membership.rank}-{uuid.uuid4().hex[:8]}.part"
+        """The agent finds this process's files by their names, once the process has ended."""
+        place = f"{self.epoch}-{step}-{self.membership.rank}"
+        name = f"{place}-{os.getpid()}-{uuid.uuid4().hex[:8]}.part"
         return str(Path(self.start.staging) / name)
 
     def lose_unit(self, why: str) -> None:

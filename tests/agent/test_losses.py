@@ -33,6 +33,23 @@ async def test_a_killed_worker_costs_no_step(tmp_path: Path) -> None:
         await assert_exact(gang, 20)
 
 
+async def test_a_worker_that_is_killed_while_it_stages_a_save_leaves_no_memory_taken(
+    tmp_path: Path,
+) -> None:
+    """Else each such death would take the room of a save until the container is restarted."""
+    gang = Gang(tmp_path, 2)
+    gang.stub["STUB_UNTIL"] = "100000"
+    async with gang:
+        await gang.until(lambda s: s.step >= 3)
+        staging, pid = tmp_path / f"m-{gang.uid}-1-0/staging", gang.worker(1)
+        own, of_another = (staging / f"1-3-1-{n}-0123abcd.part" for n in (pid, pid + 1))
+        for path in (own, of_another):
+            path.write_bytes(b"half a save")
+        os.kill(pid, signal.SIGKILL)
+        await gang.until(lambda s: not own.exists())
+        assert of_another.exists()
+
+
 async def test_a_restart_reads_no_chunk_from_the_store(tmp_path: Path) -> None:
     """One pod has staged the whole state. The others read it from that pod, or hold a copy."""
     async with Gang(tmp_path, 3) as gang:

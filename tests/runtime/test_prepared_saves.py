@@ -1,5 +1,6 @@
 """Memory for saves is allocated before the first save, even for optimizer state created in the first step."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from everstep.slots import COUNT
 from everstep.staging import lay_out
+from everstep_contract import wire
 from runtime.a_job import Trial
 
 
@@ -34,3 +36,15 @@ def test_the_saves_after_the_first_step_have_room_for_the_optimizers_state(
     whole = lay_out(held.tensors, trial.session.part, held.own)[1]
     assert len(prepared) == COUNT
     assert min(prepared.values()) >= whole
+
+
+def test_the_agent_knows_the_files_of_a_save_by_the_process_that_staged_it(tmp_path: Path) -> None:
+    """It deletes those of a process that was killed before it reported them."""
+    trial = Trial(tmp_path).track()
+    for step in trial.job.steps(until=1):
+        trial.take(step)
+    trial.session.copier.wait()
+    trial.session.stage(1, whole=True)
+    paths = {staged.path for staged in trial.agent.of(wire.Staged)}
+    assert len(paths) == 2
+    assert paths == {str(path) for path in tmp_path.glob(f"*-{os.getpid()}-????????.part")}

@@ -103,6 +103,7 @@ class Pod:
             on_frame=self._frame,
             on_death=self._death,
             on_gone=self._gone,
+            on_last_frame=lambda worker: self.saves.clear(worker.pid),
             log=line,
         )
         self._hang_watch = HangWatch(self.workers, self._touch, line)

@@ -30,7 +30,8 @@ class PodSaves:
         self._context, self._book = context, book
         self._listener, self._on_news = listener, on_news
         copies = (context.memory.others, *([context.disk] if context.disk else []))
-        self._unfinished = UnfinishedSaves(Path(context.settings.memory) / "staging", copies)
+        self._staging = Path(context.settings.memory) / "staging"
+        self._unfinished = UnfinishedSaves(self._staging, copies)
         self._epoch = 0
         self.uploads: Uploads | None = None
         """The uploads of the present epoch. Before the agent's first epoch: those of the former
@@ -117,6 +118,17 @@ class PodSaves:
             ms=round(frame.ms),
         )
         self.uploads.add(frame, worker.rank)
+
+    def clear(self, pid: int) -> None:
+        """A worker has ended: delete what it staged without a word to the agent, because it was
+        killed in between.
+        """
+        known = self._context.memory.list_paths()
+        if self.uploads is not None:
+            known |= self.uploads.list_paths()
+        for path in self._staging.glob(f"*-{pid}-????????.part"):  # as the worker names them
+            if str(path) not in known:
+                path.unlink(missing_ok=True)
 
     def _give_up(self, worker: Worker, frame: wire.Staged, level: EpochLevel | None) -> None:
         if self.uploads is None or frame.epoch != self._epoch:

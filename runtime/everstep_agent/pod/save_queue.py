@@ -119,7 +119,7 @@ class Uploads:
         self._kept = self._memory.kept = step
         for job in [j for j in self._waiting if j.staged.near and j.staged.step < step]:
             self._drop(job)
-        self._memory.release_before(step, self._list_paths())
+        self._memory.release_before(step, self.list_paths())
 
     def ask(self, step: int) -> None:
         """Upload the near save of this step."""
@@ -133,7 +133,7 @@ class Uploads:
         if digest == staged.layout:
             staged = replace(staged, packed=packed)
         if self._hurried:
-            self._memory.release_before(staged.step, self._list_paths())
+            self._memory.release_before(staged.step, self.list_paths())
         job = Job(staged=staged, rank=rank)
         self._waiting.append(job)
         excess = max(0, len(self._list_parts(rank, near=False)) - WAITING)
@@ -166,7 +166,7 @@ class Uploads:
         self.parts = {k: v for k, v in self.parts.items() if k[1] > step}
         for job in [j for j in self._waiting if j.staged.step <= step]:
             self._drop(job)
-        self._memory.note_commit(step, self._list_paths())
+        self._memory.note_commit(step, self.list_paths())
         self._hurried = self._hurried and bool(self._waiting)
 
     def retire(self) -> None:
@@ -321,7 +321,7 @@ class Uploads:
         Drops a save that does not wait for the store or, if there is none, the older of two saves
         of this rank that do. Returns whether it dropped one.
         """
-        if self._memory.release_oldest(self._list_paths()) or self._drop_near():
+        if self._memory.release_oldest(self.list_paths()) or self._drop_near():
             return True
         if len(self._list_parts(rank, near=False)) < WAITING:
             return False
@@ -344,7 +344,7 @@ class Uploads:
         """Make room for the next save: drop the oldest save that does not wait for the store or, if
         no save is left here, the copies of other pods' saves.
         """
-        waiting = self._list_paths()
+        waiting = self.list_paths()
         self._hurried = True
         if self._memory.release_oldest(waiting) or self._drop_near():
             return
@@ -359,7 +359,8 @@ class Uploads:
             self._drop(job)
         return bool(near)
 
-    def _list_paths(self) -> set[str]:
+    def list_paths(self) -> set[str]:
+        """The paths of the staged files that wait."""
         return {job.staged.path for job in self._waiting}
 
 

@@ -28,7 +28,8 @@ P = TypeVar("P", bound=Peer)
 
 class Link(Generic[P]):
     """`find` returns the worker of a pid; `on_frame` receives every frame after Hello, in order.
-    The socket is in `folder`; workers connect to `path`.
+    `on_end` is called after the last one, once the worker has ended. The socket is in `folder`;
+    workers connect to `path`.
     """
 
     def __init__(
@@ -38,12 +39,13 @@ class Link(Generic[P]):
         find: Callable[[int], P | None],
         on_frame: Callable[[P, wire.Envelope], None],
         log: logline.Log,
+        on_end: Callable[[P], None] = lambda worker: None,
     ) -> None:
         self.path = ""
         self._folder = folder
         self._descriptor = -1
         self._find = find
-        self._on_frame = on_frame
+        self._on_frame, self._on_end = on_frame, on_end
         self._log = log
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
@@ -105,8 +107,11 @@ class Link(Generic[P]):
             )
         worker.writer = writer
         self._on_frame(worker, hello)
-        while True:
-            self._on_frame(worker, await read_frame(reader))
+        try:
+            while True:
+                self._on_frame(worker, await read_frame(reader))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self._on_end(worker)
 
 
 async def read_frame(reader: asyncio.StreamReader) -> wire.Envelope:

@@ -54,7 +54,8 @@ class WorkerSet:
     """Not thread-safe: everything runs on the agent's event loop.
 
     `on_death` is called once a worker is proven dead, `on_gone` once its process is reaped. A
-    killed worker holds its memory and device until it is reaped.
+    killed worker holds its memory and device until it is reaped. `on_last_frame` is called when
+    everything is read that an ended worker has sent, which may be before or after its death.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class WorkerSet:
         on_death: Callable[[Worker], None],
         on_gone: Callable[[], None],
         log: logline.Log,
+        on_last_frame: Callable[[Worker], None] = lambda worker: None,
     ) -> None:
         self._spawner = spawner
         self.count = count = place.count
@@ -85,7 +87,7 @@ class WorkerSet:
         self._tasks: set[asyncio.Task[None]] = set()
         self._unspawned = ""
         self.link: worker_socket.Link[Worker] = worker_socket.Link(
-            memory, find=self._all.get, on_frame=on_frame, log=log
+            memory, find=self._all.get, on_frame=on_frame, on_end=on_last_frame, log=log
         )
 
     async def open(self) -> None:
