@@ -26,11 +26,13 @@ def _yield_cores() -> None:
     os.setpriority(os.PRIO_PROCESS, thread, max(own, NICENESS))
 
 
-_threads = ThreadPoolExecutor(
-    max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // 2)),
-    thread_name_prefix="everstep-aside",
-    initializer=_yield_cores,
-)
+def open_threads(name: str) -> ThreadPoolExecutor:
+    """More threads like those of `run`, for work that may hang: it then keeps none of theirs."""
+    most = max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // 2))
+    return ThreadPoolExecutor(most, thread_name_prefix=name, initializer=_yield_cores)
+
+
+_threads = open_threads("everstep-aside")
 
 
 async def run(work: Callable[P, R], *args: P.args, **more: P.kwargs) -> R:

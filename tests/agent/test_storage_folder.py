@@ -1,14 +1,20 @@
 """A folder as object store: what remains after a power cut or a killed writer."""
 
+import asyncio
+import contextlib
+import hashlib
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from everstep_agent.storage import folder, open_store
-from everstep_agent.storage.errors import AlreadyExists
+from everstep_agent import aside
+from everstep_agent.storage import folder, obstore_store, open_store
+from everstep_agent.storage.address import parse_uri
+from everstep_agent.storage.errors import AlreadyExists, Unreachable
 
 KEY = f"chunks/token/5/{'a' * 64}"
 
@@ -35,6 +41,39 @@ async def test_a_place_that_is_taken_leaves_no_staging_file(tmp_path: Path) -> N
     await store.put(KEY, b"third")
     assert await store.get(KEY) == b"third"
     assert list((tmp_path / "run" / ".staging").iterdir()) == []
+
+
+async def test_a_folder_that_hangs_keeps_no_thread_from_other_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NFS does without its server. Saves are still to be copied to other pods."""
+    store = obstore_store.open_folder(parse_uri(f"file://{tmp_path}", "run"), create=True)
+    await store.put(KEY, b"x")
+    answers, measure = threading.Event(), folder.measure
+
+    def hang(*_: object) -> int:
+        answers.wait()
+        return 0
+
+    monkeypatch.setattr(obstore_store, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(folder, "hash_file", hang)
+    try:
+        for verb in (lambda: store.hash(KEY, hashlib.sha256), lambda: store.get(KEY)):
+            calls = (verb() for _ in range(40))
+            refused = await asyncio.gather(*calls, return_exceptions=True)
+            assert {type(error) for error in refused} == {Unreachable}
+            monkeypatch.setattr(folder, "measure", hang)
+        async with asyncio.timeout(10):
+            assert await asyncio.to_thread(divmod, 7, 2) == (3, 1)
+            assert await aside.run(divmod, 7, 2) == (3, 1)
+    finally:
+        answers.set()
+    monkeypatch.setattr(folder, "measure", measure)
+    async with asyncio.timeout(10):
+        while True:
+            with contextlib.suppress(Unreachable):
+                assert await store.get(KEY) == b"x"
+                break
 
 
 WRITER = """

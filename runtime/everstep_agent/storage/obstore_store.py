@@ -3,9 +3,11 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import obstore
 from obstore import store as stores
@@ -34,8 +36,28 @@ LIMIT_BYTES = 1024**3
 """Limit for the size of an object that is read. Chunks have at most 64 MiB; a ledger or a manifest
 may have more.
 """
+FOLDER_THREADS = 8
 Runner = Callable[..., Awaitable[Any]]
 """Calls a function in another thread."""
+R = TypeVar("R")
+
+
+class FolderThreads:
+    """Threads of a folder's own, so that one that hangs (NFS) takes no thread from anything else,
+    such as copies of saves to other pods.
+    """
+
+    def __init__(self) -> None:
+        self._access = ThreadPoolExecutor(FOLDER_THREADS, "everstep-folder")
+        self._aside = aside.open_threads("everstep-folder-aside")
+
+    async def run(self, work: Callable[..., R], *args: object, **more: object) -> R:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._access, partial(work, *args, **more))
+
+    async def run_aside(self, work: Callable[..., R], *args: object) -> R:
+        """As `aside.run`."""
+        return await asyncio.get_running_loop().run_in_executor(self._aside, work, *args)
 
 
 class ObstoreStore:
@@ -43,6 +65,7 @@ class ObstoreStore:
         self._backend = backend
         self._uri = uri
         self._folder = folder
+        self._threads = FolderThreads()
         self._swept = time.monotonic()
 
     @property
@@ -76,7 +99,7 @@ class ObstoreStore:
         await self._put(staged, body, "create")
         replace = mode == "overwrite"
         try:
-            done = await asyncio.to_thread(folders.publish, root, staged, key, replace=replace)
+            done = await self._threads.run(folders.publish, root, staged, key, replace=replace)
         except FileNotFoundError:
             raise Unreachable(f"cannot write {self._uri}/{key}: its folder was removed") from None
         if not done:
@@ -87,7 +110,7 @@ class ObstoreStore:
         now = time.monotonic()
         if now - self._swept > folders.STALE_SECONDS:
             self._swept = now
-            await asyncio.to_thread(folders.sweep, root)
+            await self._threads.run(folders.sweep, root)
 
     async def get(self, key: str) -> bytes:
         check_key(key)
@@ -104,29 +127,30 @@ class ObstoreStore:
     async def _read_file(self, path: Path, key: str) -> bytes:
         """obstore would read 8 KiB at a time, each in another thread: four times the CPU time."""
         async with asyncio.timeout(STALL_SECONDS):
-            size = await asyncio.to_thread(folders.measure, path)
+            size = await self._threads.run(folders.measure, path)
         self._require_size(key, size)
         async with asyncio.timeout(STALL_SECONDS + size / 2**20):
-            return await asyncio.to_thread(path.read_bytes)
+            return await self._threads.run(path.read_bytes)
 
     async def stream(
         self, key: str, begin: Callable[[], S], *, urgent: bool = False
     ) -> tuple[int, S]:
         check_key(key)
-        run, sink = asyncio.to_thread if urgent else aside.run, begin()
+        sink = begin()
         try:
             if self._folder is not None:
+                run = self._threads.run if urgent else self._threads.run_aside
                 return await self._stream_file(self._folder / key, key, sink, run), sink
             async with asyncio.timeout(STALL_SECONDS):
                 answer = await obstore.get_async(self._backend, key)
             self._require_size(key, answer.meta["size"])
-            return await _stream(answer, sink, run), sink
+            return await _stream(answer, sink, asyncio.to_thread if urgent else aside.run), sink
         except Exception as error:
             raise self._ours(error, "read", key) from None
 
     async def _stream_file(self, path: Path, key: str, sink: Sink, run: Runner) -> int:
         async with asyncio.timeout(STALL_SECONDS):
-            size = await asyncio.to_thread(folders.measure, path)
+            size = await self._threads.run(folders.measure, path)
         self._require_size(key, size)
         async with asyncio.timeout(STALL_SECONDS + size / 2**20):
             return int(await run(folders.stream_file, path, sink))
