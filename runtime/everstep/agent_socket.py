@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NoReturn
 
+from everstep.errors import StateError
 from everstep_contract import wire
 
 EXIT_AGENT_LOST = 1
@@ -48,7 +49,14 @@ class AgentSocket:
         threading.Thread(target=self._read, name="everstep-link", daemon=True).start()
 
     def send(self, frame: Any) -> None:
-        self._write(wire.encode(frame))
+        """Raises `StateError` for a frame that the agent would refuse: it would close the connection."""
+        raw = wire.encode(frame)
+        if len(raw) > wire.LIMIT_BYTES:
+            raise StateError(
+                f"the state without its tensors takes {len(raw) / 2**20:.0f} MiB as text, and the limit is "
+                f"{wire.LIMIT_BYTES >> 20} MiB: keep long lists in state_dict() as tensors or arrays"
+            )
+        self._write(raw)
 
     def send_soon(self, frame: Any) -> None:
         """Send a frame at once if this method last sent one `SOON_SECONDS` ago or earlier.

@@ -337,7 +337,7 @@ class Session:
         self._stage(asked.epoch, asked.step, capture, whole=True)
 
     def _stage(self, epoch: int, step: int, capture: Capture | None, *, whole: bool) -> bool:
-        """Return whether there was room."""
+        """Return whether the agent has the copy."""
         began, path = time.monotonic(), self._new_path(step)
         part = self.part.of_one_unit() if whole else self.part
         with self.meter.charging("stall"):
@@ -350,7 +350,7 @@ class Session:
                 return False
             told = digests.tell(held.tensors, part)
             bad = self._finite.list_bad(tensors, read_part(path))
-        self._hand_over(
+        return self._hand_over(
             held,
             wire.Staged(
                 epoch=epoch,
@@ -365,7 +365,6 @@ class Session:
                 ms=(time.monotonic() - began) * 1000,
             ),
         )
-        return True
 
     def stage_beside(self, step: int, *, near: bool = False) -> None:
         """Like `stage`, but copy while the next step computes: from `begin_copy`, which the loop
@@ -441,11 +440,17 @@ class Session:
         self.staged = -1
         self.agent.send(replace(staged, path="", problem=problem, lead=False))
 
-    def _hand_over(self, held: Capture, staged: wire.Staged) -> None:
+    def _hand_over(self, held: Capture, staged: wire.Staged) -> bool:
+        """Return whether the agent has the copy now. If its tree is too large, report that."""
         digest, packed = self._describe(held)
-        self.agent.send(
-            replace(staged, state=held.tree if staged.lead else None, layout=digest, packed=packed)
-        )
+        tree = held.tree if staged.lead else None
+        try:
+            self.agent.send(replace(staged, state=tree, layout=digest, packed=packed))
+        except StateError as error:
+            self._layout = ""
+            self._drop_copy(staged, str(error))
+            return False
+        return True
 
     def _describe(self, held: Capture) -> tuple[str, str]:
         """Return the digest of the state's layout, and the layout itself if the agent does not have it yet."""

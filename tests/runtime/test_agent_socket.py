@@ -8,6 +8,7 @@ import pytest
 
 from everstep import agent_socket
 from everstep.agent_socket import AgentSocket
+from everstep.errors import StateError
 from everstep_contract import wire
 
 
@@ -74,3 +75,14 @@ def test_what_waits_is_sent_once_its_time_has_passed(
     ours._sent_soon_at -= 3600.0
     ours.send_soon(applied(3))
     assert [read(agent) for _ in range(3)] == [applied(1), applied(2), applied(3)]
+
+
+def test_a_frame_that_the_agent_would_refuse_is_not_sent(
+    ends: tuple[AgentSocket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, agent = ends
+    monkeypatch.setattr(wire, "LIMIT_BYTES", 2**20)
+    with pytest.raises(StateError, match="takes 2 MiB as text, and the limit is 1 MiB: keep long"):
+        ours.send(wire.Applied(epoch=1, step=1, loss=0.5, grad_norm=None, notes=("x" * 2**21,)))
+    ours.send(applied(2))
+    assert read(agent) == applied(2)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from everstep.errors import Misuse
+from everstep.errors import Misuse, StateError
 from everstep.group import LocalGroup
 from everstep.reducer import Reducer
 from everstep_contract import wire
@@ -313,6 +313,26 @@ class Armed:
 
     def mark(self, *of: Any) -> None:
         pass
+
+
+def test_a_state_that_is_too_large_for_the_agent_is_told_and_the_steps_go_on(
+    a_trial: Callable[..., Trial], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = a_trial(save_every_steps=2).track()
+    send = trial.agent.send
+
+    def refuse(frame: Any) -> None:
+        if isinstance(frame, wire.Staged) and frame.state is not None:
+            raise StateError("too large")
+        send(frame)
+
+    monkeypatch.setattr(trial.agent, "send", refuse)
+    for step in trial.job.steps(until=4):
+        trial.take(step)
+        if step.number == 3:
+            monkeypatch.undo()
+    told = [(s.step, s.problem, s.path != "") for s in trial.agent.of(wire.Staged)]
+    assert told == [(2, "too large", False), (4, "", True)]
 
 
 def test_an_armed_boundary_asks_saves_once_and_stays(a_trial: Callable[..., Trial]) -> None:
