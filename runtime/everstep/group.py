@@ -436,7 +436,8 @@ def _duplicate(number: int, name: str) -> socket.socket | None:
         os.close(copy)
         return None
     duplicate = socket.socket(fileno=copy)
-    if duplicate.family == socket.AF_UNIX:  # to a data worker that was started meanwhile
+    # The script may have opened others meanwhile: to a data worker (unix), for metrics (UDP).
+    if duplicate.family == socket.AF_UNIX or duplicate.type != socket.SOCK_STREAM:
         duplicate.close()
         return None
     # If gloo's listener were shut down, its accept would fail, and gloo would call std::terminate.

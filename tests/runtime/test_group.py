@@ -188,6 +188,13 @@ def test_a_connection_to_a_data_worker_that_started_meanwhile_is_not_the_groups(
     groups.copies.clear()
 
 
+def test_a_socket_for_datagrams_is_not_the_groups() -> None:
+    """Its bytes cannot be counted, so a group with it would never be found stuck."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as metrics:
+        assert groups.own({metrics.fileno(): groups._identify(metrics.fileno())}) == []
+    groups.copies.clear()
+
+
 def test_a_forked_child_closes_the_groups_sockets_and_nothing_that_has_got_their_numbers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
