@@ -377,11 +377,12 @@ class Membership:
             self._assigned = _assign(frame, self._assigned)
 
     def _form_group(self, frame: wire.Regroup) -> None:
-        assert self._form is not None
         former = self._newest
         former.cut()  # a rank that only held for newcomers has not left it yet
         try:
             former.wait_cut()
+            if self._form is None:
+                raise RuntimeError(self._off)
             group = self._form(frame)
         except (RuntimeError, TimeoutError) as error:
             self._send(wire.Regrouped(epoch=frame.epoch, problem=str(error)[:500]))

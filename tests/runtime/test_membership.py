@@ -250,6 +250,14 @@ def test_a_step_is_of_the_first_epoch_that_holds_it_two_regroups_later(rank: Ran
     assert rank.membership.mark_applied(7) == 3
 
 
+def test_a_rank_that_cannot_regroup_says_so_instead_of_forming_a_group(rank: Rank) -> None:
+    rank.membership.stay_in_epoch("its script uses job.mesh")
+    rank.membership.hold_here()  # newcomers join
+    rank.regroup()
+    told = [f for f in rank.sent if isinstance(f, wire.Regrouped)]
+    assert told == [wire.Regrouped(epoch=2, problem="its script uses job.mesh")]
+
+
 # --- the next epoch ------------------------------------------------------------------------------
 
 
