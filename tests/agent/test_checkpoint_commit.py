@@ -1,3 +1,5 @@
+import asyncio
+import contextlib
 import io
 import itertools
 from dataclasses import replace
@@ -384,6 +386,42 @@ async def test_a_large_share_goes_up_in_many_chunks(memory: ObjectStore, tmp_pat
         held = body[cut.place.start : cut.place.start + cut.place.bytes]
         assert digest.compute(held) == cut.digest
     assert {cut.digest for cut in cuts} == {chunk.digest for chunk in sent.chunks}
+
+
+class SlowStore(UnreliableStore):
+    """Several chunks that are sent at once take too long."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.under_way, self.taken = 0, list[str]()
+
+    async def put(self, key: str, body: bytes | memoryview) -> None:
+        self.under_way += 1
+        try:
+            await asyncio.sleep(0)
+            if self.under_way > 1:
+                raise Unreachable(f"{key}: no answer in time")
+            await super().put(key, body)
+            self.taken.append(key)
+        finally:
+            self.under_way -= 1
+
+
+async def test_a_store_that_is_too_slow_for_several_chunks_at_once_gets_a_save_at_last(
+    memory: ObjectStore, tmp_path: Path
+) -> None:
+    slow = SlowStore(memory)
+    staged = stage(tmp_path, epoch=1, step=2, rank=0, world=1)
+    cuts = await cut_file(staged, 192)
+    uploader = Uploader(slow, TOKEN)
+    for _ in range(4 * len(cuts)):
+        with contextlib.suppress(Unreachable):
+            part = await uploader.upload(staged, 0, cuts=cuts)
+            break
+    else:
+        pytest.fail("each try began anew")
+    assert {cut.digest for cut in cuts} == {chunk.digest for chunk in part.chunks}
+    assert len(slow.taken) == len(set(slow.taken)) == len(cuts)
 
 
 async def test_an_upload_that_fails_leaves_no_task_behind(

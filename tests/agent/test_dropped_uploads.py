@@ -3,14 +3,16 @@
 import asyncio
 import io
 import os
+from dataclasses import replace
 from pathlib import Path
 
-from agent.a_run import stage
+from agent.a_run import entry, stage
 from agent.unreliable import UnreliableStore
 from everstep_agent import logline
 from everstep_agent.checkpoint.ledger import Book
 from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.parts import Part
+from everstep_agent.checkpoint.tiers import find_problem
 from everstep_agent.pod.save_queue import Listener, Uploads
 from everstep_agent.storage import open_store
 
@@ -21,10 +23,14 @@ class GatedStore(UnreliableStore):
     def __init__(self) -> None:
         super().__init__(open_store("memory://", "", {}))
         self.begun, self.gate = asyncio.Event(), asyncio.Event()
+        self.count, self.fails_from = 0, 0
+        """From this write on, each one fails; 0: none does."""
 
     async def put(self, key: str, body: bytes | memoryview) -> None:
         self.begun.set()
         await self.gate.wait()
+        self.count += 1
+        self.away = 0 < self.fails_from <= self.count
         await super().put(key, bytes(body))
 
 
@@ -59,6 +65,43 @@ async def test_a_save_that_is_dropped_while_it_is_uploaded_is_never_reported(
         await asyncio.wait_for(heard.wait(), 30)
         assert [part.step for part in parts] == [6]
         assert [key[1] for key in uploads.parts] == [6]
+    finally:
+        await uploads.close()
+
+
+async def test_what_the_store_took_of_a_dropped_save_is_not_used_for_the_next_try(
+    tmp_path: Path,
+) -> None:
+    """Only of a save that still waits is it certain that the store took what was staged."""
+    store, heard = GatedStore(), asyncio.Event()
+    listener = Listener(
+        on_part=lambda part: heard.set(), on_failed=lambda staged, rank: None, on_held=lambda: None
+    )
+    uploads = an_upload_queue(store, tmp_path, listener)
+    uploads.book.add([entry(step) for step in (1, 2, 3)])
+    try:
+        staged = stage(tmp_path, epoch=1, step=3, rank=0, world=1)
+        staged = replace(staged, whole=False)
+        sound = await asyncio.to_thread(Path(staged.path).read_bytes)
+        uploads.ask(3)
+        uploads.add(replace(staged, near=True), 0)
+        await asyncio.wait_for(store.begun.wait(), 30)
+        slot = os.open(staged.path, os.O_RDWR)  # the worker has it mapped
+        assert uploads.yield_room(0)
+        os.pwrite(slot, b"!" * 100, 0)  # the next save
+        os.close(slot)
+        store.fails_from = 2  # it takes the tensors, and not the ledger
+        store.gate.set()
+        async with asyncio.timeout(30):
+            while uploads.error is None:  # noqa: ASYNC110 a queue has no event for it
+                await asyncio.sleep(0.01)
+        store.fails_from = 0
+        await asyncio.to_thread(Path(staged.path).write_bytes, sound)
+        uploads.add(staged, 0)
+        await asyncio.wait_for(heard.wait(), 30)
+        (part,) = uploads.parts.values()
+        for chunk in part.chunks:
+            assert not find_problem(chunk, await store.get(chunk.key))
     finally:
         await uploads.close()
 

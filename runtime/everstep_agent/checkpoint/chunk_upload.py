@@ -1,6 +1,5 @@
 """Uploads a staged file in chunks, straight from its memory, at most `concurrency` at once."""
 
-import asyncio
 from collections.abc import Iterable, Sequence
 
 from everstep_agent import aside
@@ -11,7 +10,9 @@ from everstep_agent.checkpoint.digest import compute
 from everstep_agent.checkpoint.ledger import build_segments
 from everstep_agent.checkpoint.parts import Part
 from everstep_agent.checkpoint.tiers import StoreTier
+from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.store import ObjectStore
+from everstep_agent.storage.window import Window
 from everstep_contract import ledger
 from everstep_contract.ledger import LedgerEntry
 from everstep_contract.manifest import Chunk, LedgerSegment, Piece, Tensor
@@ -32,8 +33,11 @@ class Uploader:
     ended.
 
     Chunks of this agent's newest *committed* save are not uploaded again (frozen layers). Call
-    `committed` once the run log has that save. No other chunks are reused, because their keys may
-    be retired.
+    `committed` once the run log has that save. No other chunks of older saves are reused, because
+    their keys may be retired.
+
+    After an upload that failed, the next one continues: what the store took is not sent again, and
+    at first fewer chunks are sent at once, because a slow store may take none of several in time.
     """
 
     def __init__(
@@ -45,7 +49,9 @@ class Uploader:
     ) -> None:
         self._store = StoreTier(store)
         self._token = token
-        self._slots = asyncio.Semaphore(concurrency)
+        self._window = Window(concurrency)
+        self._taken: dict[tuple[int, int], dict[str, Chunk]] = {}
+        """(epoch, step) of a save whose upload failed → the chunks that the store took of it."""
         self._uploaded: dict[tuple[int, int], dict[str, Chunk]] = {}
         self._known: dict[str, Chunk] = {}
 
@@ -68,9 +74,13 @@ class Uploader:
             StoreError: the store did not take it.
         """
         found = await cut_file(staged) if cuts is None else cuts
-        view = map_file(staged.path) if found else memoryview(b"")
-        chunks = await all_of(self._send(staged.step, cut, view) for cut in found)
-        segments, book = await self._send_ledger(staged, entries) if staged.lead else ((), [])
+        try:
+            chunks = await self._send_all(staged, found)
+            segments, book = await self._send_ledger(staged, entries) if staged.lead else ((), [])
+        except StoreError:
+            self._window.halve()
+            raise
+        self._taken.pop((staged.epoch, staged.step), None)
         self._remember(staged, [*chunks, *book])
         return Part(
             epoch=staged.epoch,
@@ -94,26 +104,32 @@ class Uploader:
         if (epoch, step) in self._uploaded:
             self._known = self._uploaded[epoch, step]
         self._uploaded = {k: v for k, v in self._uploaded.items() if k[1] > step}
+        self._taken = {k: v for k, v in self._taken.items() if k[1] > step}
 
     def disown(self, epoch: int, step: int) -> None:
         """Reuse no chunk of this save: what was uploaded may not be what was staged."""
         self._uploaded.pop((epoch, step), None)
+        self._taken.pop((epoch, step), None)
 
     def forget(self) -> None:
-        """Reuse no chunk of an older save any more."""
-        self._known = {}
+        """Reuse no chunk that was uploaded before."""
+        self._known, self._taken = {}, {}
 
     def _remember(self, staged: Staged, chunks: list[Chunk]) -> None:
         mine = self._uploaded.setdefault((staged.epoch, staged.step), {})
         mine.update({c.digest: c for c in chunks})
 
-    async def _send(self, step: int, cut: Cut, view: memoryview) -> Chunk:
-        place = cut.place
-        body = view[place.start : place.start + place.bytes]
-        if len(body) < place.bytes:
-            raise BadStaging(f"{place.path} is shorter than it was")
-        async with self._slots:
-            return await self._put(step, cut.digest, body)
+    async def _send_all(self, staged: Staged, cuts: Sequence[Cut]) -> list[Chunk]:
+        view = map_file(staged.path) if cuts else memoryview(b"")
+
+        async def send(cut: Cut) -> Chunk:
+            place = cut.place
+            body = view[place.start : place.start + place.bytes]
+            if len(body) < place.bytes:
+                raise BadStaging(f"{place.path} is shorter than it was")
+            return await self._put(staged, cut.digest, body)
+
+        return await all_of(send(cut) for cut in cuts)
 
     async def _send_ledger(
         self, staged: Staged, entries: Iterable[LedgerEntry]
@@ -122,14 +138,17 @@ class Uploader:
         if not lines:
             return (), []
         body = ledger.encode_lines(lines)
-        chunk = await self._put(staged.step, await aside.run(compute, body), body)
+        chunk = await self._put(staged, await aside.run(compute, body), body)
         return build_segments(lines, chunk.digest), [chunk]
 
-    async def _put(self, step: int, digest: str, body: bytes | memoryview) -> Chunk:
-        if digest in self._known:
-            return self._known[digest]
-        chunk = Chunk(digest=digest, key=chunk_key(self._token, step, digest), bytes=len(body))
-        await self._store.put(chunk, body)
+    async def _put(self, staged: Staged, digest: str, body: bytes | memoryview) -> Chunk:
+        taken = self._taken.setdefault((staged.epoch, staged.step), {})
+        if found := self._known.get(digest) or taken.get(digest):
+            return found
+        key = chunk_key(self._token, staged.step, digest)
+        chunk = Chunk(digest=digest, key=key, bytes=len(body))
+        await self._window.run(lambda: self._store.put(chunk, body))
+        taken[digest] = chunk
         return chunk
 
 

@@ -273,11 +273,14 @@ class Uploads:
                 staged, job.rank, self.book.upto(staged.step), self._cuts[staged.path]
             )
         except StoreError as error:
+            if job not in self._waiting:
+                self._uploader.disown(staged.epoch, staged.step)
             self.error = error.to_level()
             self._waits.say(step=staged.step, kind=error.kind, message=str(error))
             await asyncio.sleep(RETRY_SECONDS)
             return
         except (BadStaging, OSError) as error:
+            self._uploader.disown(staged.epoch, staged.step)
             if job in self._waiting:  # else it was dropped meanwhile, and its file is gone
                 self._drop(job)
                 self.give_up(staged, job.rank, str(error))

@@ -50,5 +50,8 @@ class Window:
         the same reason.
         """
         if seen == self._halvings:
-            self._halvings += 1
-            self._limit = max(1.0, self._limit / 2)
+            self.halve()
+
+    def halve(self) -> None:
+        self._halvings += 1
+        self._limit = max(1.0, self._limit / 2)
