@@ -1,3 +1,5 @@
+import asyncio
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,7 @@ from agent.restored import fetch, restore_newest
 from agent.unreliable import UnreliableStore
 from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.checkpoint.memory_tier import MemoryTier
-from everstep_agent.checkpoint.restore import Fetched, choose_chunks
+from everstep_agent.checkpoint.restore import Fetched, Fetcher, choose_chunks
 from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.storage import ObjectStore, open_store
 from everstep_agent.storage.errors import Unreachable
@@ -132,6 +134,41 @@ async def test_a_store_that_does_not_answer_is_no_reason_to_go_back(
     bad_day.away = True
     with pytest.raises(Unreachable):
         await restore_newest(bad_day, run.log, tmp_path / "memory")
+
+
+class SlowStore(UnreliableStore):
+    """Several chunks that are read at once take too long."""
+
+    under_way = 0
+
+    async def get(self, key: str) -> bytes:
+        if not key.startswith("chunks/"):
+            return await super().get(key)
+        self.under_way += 1
+        try:
+            await asyncio.sleep(0)
+            if self.under_way > 1:
+                raise Unreachable(f"{key}: no answer in time")
+            return await super().get(key)
+        finally:
+            self.under_way -= 1
+
+
+async def test_a_store_that_is_too_slow_for_several_chunks_at_once_is_read_at_last(
+    bad_day: UnreliableStore, tmp_path: Path
+) -> None:
+    run = ARun(bad_day, tmp_path / "staged")
+    await run.claim(1)
+    saved = await run.save(2, world=4)
+    folder = tmp_path / "memory"
+    fetcher = Fetcher(SlowStore(bad_day), MemoryTier(folder))
+    for _ in range(16):
+        with contextlib.suppress(Unreachable):
+            fetched = await fetcher.fetch(saved, folder)
+            break
+    else:
+        pytest.fail("each try ran out of time")
+    assert read_w(fetched) == content(2)
 
 
 async def test_what_is_there_already_is_not_fetched_again_and_the_rest_is_removed(

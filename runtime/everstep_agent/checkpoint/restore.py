@@ -18,7 +18,9 @@ from everstep_agent.checkpoint.landing import download
 from everstep_agent.checkpoint.manifests import Broken, read_manifest
 from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.tiers import NearTier, StoreTier, Tier, find_problem
+from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.store import ObjectStore
+from everstep_agent.storage.window import Window
 from everstep_contract import codec
 from everstep_contract.log import Commit
 from everstep_contract.manifest import ITEM_BYTES, LIMIT_BYTES, Chunk, Manifest
@@ -63,6 +65,7 @@ class Fetcher:
     ) -> None:
         self._memory, self._nearer, self._store = memory, nearer, StoreTier(store)
         self._turns = asyncio.Semaphore(concurrency)
+        self._window = Window(concurrency)
         self._asking = asyncio.Lock()
         self._listed: list[tuple[NearTier, Collection[str]]] | None = None
         """What each of the nearer tiers held when it was asked."""
@@ -127,9 +130,19 @@ class Fetcher:
                         await self._memory.put(chunk, body)
                     sums = await asyncio.to_thread(digest.sum_pieces, body, spans)
                     return tier.name, self._memory.note(chunk, sums)
-            create = partial(self._memory.receive, chunk)
-            sums = await download(self._store, chunk, spans, create)
+            sums = await self._download(chunk, spans)
             return self._store.name, self._memory.note(chunk, sums)
+
+    async def _download(self, chunk: Chunk, spans: Spans) -> dict[str, int]:
+        """Download fewer chunks at once after one failed: a slow store may send none of several in
+        time. What is here already is not downloaded again.
+        """
+        create = partial(self._memory.receive, chunk)
+        try:
+            return await self._window.run(lambda: download(self._store, chunk, spans, create))
+        except StoreError:
+            self._window.halve()
+            raise
 
     async def find_manifest(self, commit: Commit) -> tuple[Manifest, bytes]:
         """The manifest, and the document as it was committed.
