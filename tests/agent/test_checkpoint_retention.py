@@ -1,3 +1,4 @@
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from everstep_agent.checkpoint.retention import Retention
 from everstep_agent.checkpoint.retention_rules import build_retire, choose_retired, step_of
 from everstep_agent.runlog.log_index import LogIndex
 from everstep_agent.storage import ObjectStore, open_store
+from everstep_agent.storage.errors import Unreachable
 from everstep_agent.storage.probe import probe
 from everstep_agent.tools.verify import verify_run
 from everstep_contract.log import Retire
@@ -173,6 +175,33 @@ async def test_deletions_left_half_done_are_finished_by_the_next_coordinator(
     after = Retention(bad_day, run.log, keep=1)
     assert await after.retire("token001-rest") is None
     assert first not in await bad_day.list()
+
+
+class UndeletableStore(UnreliableStore):
+    """Deletes nothing while `stuck`."""
+
+    stuck = False
+
+    async def delete(self, key: str) -> None:
+        if self.stuck:
+            raise Unreachable(f"{key}: the store does not answer")
+        await super().delete(key)
+
+
+async def test_deletions_that_failed_are_made_up_for_with_the_next_ones(tmp_path: Path) -> None:
+    """A retired object is in no later entry, so it would stay for ever."""
+    store = UndeletableStore(open_store("memory://", "", {}))
+    run = await a_run(store, tmp_path, 2, 4)
+    assert run.claimed
+    retention = Retention(store, run.log, keep=1)
+    for step in (6, 8, 10, 12, 14):
+        store.stuck = step == 6
+        await run.save(step, since=step - 2)
+        assert await retention.check(run.log.commits[-1], read_alone(store)) == ""
+        with pytest.raises(Unreachable) if store.stuck else contextlib.nullcontext():
+            await retention.retire(run.claimed.token)
+    listed = [*await store.list("manifests"), *await store.list("chunks")]
+    assert [key for key in listed if run.log.index.is_retired(key)] == []
 
 
 async def test_what_a_dropped_save_left_behind_is_collected(

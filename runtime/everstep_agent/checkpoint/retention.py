@@ -19,7 +19,7 @@ from everstep_agent.checkpoint.retention_rules import (
     step_of,
 )
 from everstep_agent.runlog.run_log import Lost, RunLog
-from everstep_agent.storage.errors import Denied
+from everstep_agent.storage.errors import Denied, StoreError
 from everstep_agent.storage.probe import FOLDER as PROBE_FOLDER
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract.log import Commit, Retire
@@ -27,6 +27,8 @@ from everstep_contract.manifest import Chunk, Manifest
 
 CONCURRENCY = 4
 COLLECT_EVERY = 50
+UNDELETED = 16
+"""How many entries are remembered whose objects could not be deleted."""
 Read = Callable[[Commit, Mapping[int, Chunk]], Awaitable[None]]
 """Reads chunks, by their place in the manifest's list, from the store. Raises `Broken`."""
 
@@ -57,6 +59,8 @@ class Retention:
         """How many good checkpoints are kept."""
         self._slots = asyncio.Semaphore(concurrency)
         self._checked = Checked()
+        self._undeleted: list[Retire] = []
+        """Entries of this coordinator whose objects are still to be deleted."""
         self._calls = 0
         self.blocked = ""
         """Why nothing is deleted; empty: nothing is in the way."""
@@ -117,8 +121,22 @@ class Retention:
     async def _give_up(self, entry: Retire) -> Retire | None:
         if isinstance(await self._log.append(entry), Lost):
             return None
-        await self.delete(entry)
+        self._undeleted = [*self._undeleted, entry][-UNDELETED:]
+        await self._delete_retired()
         return entry
+
+    async def _delete_retired(self) -> None:
+        """Delete what all remembered entries name. Raises the first error, after it has tried all."""
+        refused: StoreError | None = None
+        for entry in reversed(self._undeleted.copy()):
+            try:
+                await self.delete(entry)
+            except StoreError as error:
+                refused = refused or error
+            else:
+                self._undeleted.remove(entry)
+        if refused is not None:
+            raise refused
 
     async def _kept(self, chosen: Collection[Commit]) -> list[Manifest] | None:
         """The manifests that stay. None: one of them cannot be read, so the chunks that it needs
