@@ -310,6 +310,30 @@ async def test_a_rivals_claim_between_manifest_and_entry_stops_it_too(
     assert rival.commits == []
 
 
+@pytest.mark.parametrize("before", ["manifests/", "log/000000000001"])
+async def test_a_chunk_that_is_retired_between_manifest_and_entry_stops_it_too(
+    memory: ObjectStore, tmp_path: Path, before: str
+) -> None:
+    """The coordinator's own retirement, which runs beside the commit, or that of another writer."""
+    parts = await upload(memory, tmp_path, token=TOKEN, epoch=1, step=2)
+    retire = log.Retire(epoch=1, token=TOKEN, chunks=(parts[0].chunks[0].key,))
+
+    class Cut(UnreliableStore):
+        async def create(self, key: str, body: bytes | memoryview) -> None:
+            if key.startswith(before):
+                writer = run.log if before == "manifests/" else RunLog(memory)
+                await writer.refresh()
+                await writer.append(retire)
+            await super().create(key, body)
+
+    run = ARun(Cut(memory), tmp_path)
+    await run.claim(1)
+    outcome = await run.committer.commit(parts, token=TOKEN, world=2)
+    assert isinstance(outcome, NotCommitted)
+    assert outcome.reason == "ChunksRetired"
+    assert list(run.log.commits) == []
+
+
 @pytest.mark.parametrize("fails_at", [0, 1])
 async def test_a_commit_whose_answer_was_lost_is_found_again(
     memory: ObjectStore, tmp_path: Path, fails_at: int

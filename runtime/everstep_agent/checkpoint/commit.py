@@ -87,13 +87,8 @@ class Committer:
         if stands:
             return stands
         wanted = Commit(epoch=head.epoch, token=token, step=head.step, manifest="", digest="")
-        verdict = decide_append(wanted, self._log.index)
-        if not verdict.ok:
-            return self._refused(verdict)
-        given_up = list_given_up(parts, self._log.index)
-        if given_up:
-            text = f"its chunk {given_up[0]} was retired meanwhile"
-            return NotCommitted(reason="ChunksRetired", message=text)
+        if refused := self._why_not(wanted, parts):
+            return refused
         parent_key, parent, notes = await self._parent()
         if parent is not None:
             parent = await self._merged(parent, token, head.step, notes)
@@ -109,7 +104,18 @@ class Committer:
         )
         gap = ledger.find_gap(manifest.ledger, manifest.step)
         notes += [f"step {manifest.step}: {gap}"] if gap else []
-        return await self._write(manifest, token, notes, tuple(pins))
+        return await self._write(manifest, parts, token, notes, tuple(pins))
+
+    def _why_not(self, commit: Commit, parts: Sequence[Part]) -> NotCommitted | None:
+        """Why the log, as far as it was read, does not allow this commit; None: it does."""
+        verdict = decide_append(commit, self._log.index)
+        if not verdict.ok:
+            return self._refused(verdict)
+        given_up = list_given_up(parts, self._log.index)
+        if given_up:
+            text = f"its chunk {given_up[0]} was retired meanwhile"
+            return NotCommitted(reason="ChunksRetired", message=text)
+        return None
 
     def _refused(self, verdict: Verdict) -> NotCommitted:
         newest = self._log.index.newest_resumable if verdict.reason == "NotNewer" else None
@@ -145,7 +151,12 @@ class Committer:
             return parent
 
     async def _write(
-        self, manifest: Manifest, token: str, notes: list[str], pins: tuple[str, ...]
+        self,
+        manifest: Manifest,
+        parts: Sequence[Part],
+        token: str,
+        notes: list[str],
+        pins: tuple[str, ...],
     ) -> Committed | NotCommitted:
         raw = await asyncio.to_thread(codec.dumps, manifest)
         key = await self._put(manifest, raw)
@@ -159,10 +170,11 @@ class Committer:
             pins=pins,
         )
         while True:
-            verdict = decide_append(commit, self._log.index)
-            if not verdict.ok and self._log.index.place_of(commit) is None:
-                return self._refused(verdict)
-            outcome = await self._log.append(commit)
+            # A retirement of this coordinator may have been appended since the parts were checked.
+            refused = self._why_not(commit, parts)
+            if refused is not None and self._log.index.place_of(commit) is None:
+                return refused
+            outcome = await self._log.append(commit, after=len(self._log.index))
             if isinstance(outcome, Appended):
                 self._last = (key, manifest)
                 await self._hold(commit, raw)
