@@ -292,10 +292,16 @@ class Job:
         it marks the step as applied.
 
         Raises:
-            Misuse: a value is not a number.
+            Misuse: a value is not a number, or the script is not in `steps` yet: a rank that joins
+                the running job would be alone with its sum.
         """
         session = self._session
         require_numbers(values)
+        if not session.settled:
+            raise Misuse(
+                "job.sum before job.steps: a rank that joins the job later would be alone with its sum and "
+                "get another result. Compute the value on every rank, or call job.sum within the loop over job.steps"
+            )
         with self._aside(Where.EVALUATE, "evaluate"):
             self._park_if_broken()
             numbers = torch.tensor(values, dtype=torch.float64, device=session.device)

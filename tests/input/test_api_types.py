@@ -60,6 +60,7 @@ WRONG: dict[str, tuple[Callable[[Trial], Any], str]] = {
     "limit without end": (paused(float("inf")), "limit=inf"),
     "sum of text": (lambda t: t.job.sum(1.0, "2"), r"job\.sum\('2'\): it adds numbers"),
     "sum of a list": (lambda t: t.job.sum([1.0, 2.0]), r"job\.sum\(\[1\.0, 2\.0\]\)"),
+    "sum before the steps": (lambda t: t.job.sum(1.0), r"job\.sum before job\.steps.*on every rank"),
     "evaluate a list": (lambda t: next(t.job.evaluate([1])), r"evaluate\(list\): it takes what job\.batches"),
     "weight as text": (
         in_the_loop(lambda t, step, batch: step.backward(t.loss(batch), weight="2")),
@@ -94,6 +95,8 @@ def test_numbers_of_numpy_and_torch_are_numbers(trial: Trial) -> None:
         trial.dataset, global_batch=np.int64(6), micro_batch=torch.tensor(2), seed=np.uint8(3)
     )  # fmt: skip
     assert (data.global_batch, data.micro_batch) == (6, 2)
-    assert trial.job.sum(torch.tensor(1.5), np.float32(2), 1) == (1.5, 2.0, 1.0)
     steps: Iterator[Any] = trial.job.steps(until=np.int32(3))
-    assert next(steps).number == 1
+    step = next(steps)
+    assert step.number == 1
+    trial.take(step)
+    assert trial.job.sum(torch.tensor(1.5), np.float32(2), 1) == (1.5, 2.0, 1.0)

@@ -415,6 +415,7 @@ def test_evaluate_is_one_pass_in_order_without_gradients(trial: Trial) -> None:
     for inputs, _ in trial.job.evaluate(trial.data):
         assert not trial.model(inputs).requires_grad
     assert torch.is_grad_enabled()
+    trial.take(first_step(trial))
     assert trial.job.sum(1.5, 2) == (1.5, 2.0)
 
 
