@@ -11,7 +11,7 @@ from agent.gang import Gang, assert_exact
 from everstep_agent.peers.agent_report import AgentReport
 from everstep_agent.pod.pod import Pod
 from everstep_agent.storage.retrying import Retrying
-from everstep_agent.storage.store import Hash
+from everstep_agent.storage.store import S
 from everstep_contract import levels
 
 
@@ -31,16 +31,18 @@ class Traffic:
 
 @pytest.fixture
 def traffic(monkeypatch: pytest.MonkeyPatch) -> Traffic:
-    found, read, put = Traffic(), Retrying.hash, Retrying.put
+    found, read, put = Traffic(), Retrying.stream, Retrying.put
 
-    async def watch_read(store: Retrying, key: str, begin: Callable[[], Hash]) -> tuple[int, Hash]:
+    async def watch_read(
+        store: Retrying, key: str, begin: Callable[[], S], *, urgent: bool = False
+    ) -> tuple[int, S]:
         slot = found.slot_of(store)
-        if key.startswith("chunks/"):
+        if key.startswith("chunks/") and not urgent:  # a restore is urgent
             if slot in found.held_up:
                 found.reached.set()
                 await asyncio.Event().wait()
             found.read.append((slot, key))
-        return await read(store, key, begin)
+        return await read(store, key, begin, urgent=urgent)
 
     async def watch_put(store: Retrying, key: str, body: bytes | memoryview) -> None:
         slot = found.slot_of(store)
@@ -50,7 +52,7 @@ def traffic(monkeypatch: pytest.MonkeyPatch) -> Traffic:
                 body = bytes([body[0] ^ 1]) + bytes(body[1:])
         await put(store, key, body)
 
-    monkeypatch.setattr(Retrying, "hash", watch_read)
+    monkeypatch.setattr(Retrying, "stream", watch_read)
     monkeypatch.setattr(Retrying, "put", watch_put)
     return found
 

@@ -56,9 +56,9 @@ async def test_a_folder_that_hangs_keeps_no_thread_from_other_work(
         return 0
 
     monkeypatch.setattr(obstore_store, "STALL_SECONDS", 0.05)
-    monkeypatch.setattr(folder, "hash_file", hang)
+    monkeypatch.setattr(folder, "stream_file", hang)
     try:
-        for verb in (lambda: store.hash(KEY, hashlib.sha256), lambda: store.get(KEY)):
+        for verb in (lambda: store.stream(KEY, hashlib.sha256), lambda: store.get(KEY)):
             calls = (verb() for _ in range(40))
             refused = await asyncio.gather(*calls, return_exceptions=True)
             assert {type(error) for error in refused} == {Unreachable}
