@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from agent.gang import Gang, assert_exact
 from everstep_agent.peers import incoming
 from everstep_agent.storage.errors import Denied
 from everstep_agent.storage.retrying import Retrying
+from everstep_agent.storage.store import S
 from everstep_contract import levels
 
 
@@ -27,15 +29,26 @@ class Reads:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
-    found, get = Reads(), Retrying.get
+    found, get, stream = Reads(), Retrying.get, Retrying.stream
 
-    async def count(store: Retrying, key: str) -> bytes:
+    def note(key: str) -> None:
         found.keys.append(key)
         if found.refuses and not key.startswith("log/"):
             raise Denied(f"{key}: refused")
+
+    async def note_get(store: Retrying, key: str) -> bytes:
+        note(key)
         return await get(store, key)
 
-    monkeypatch.setattr(Retrying, "get", count)
+    async def note_stream(
+        store: Retrying, key: str, begin: Callable[[], S], *, urgent: bool = False
+    ) -> tuple[int, S]:
+        if urgent:  # else it is read back
+            note(key)
+        return await stream(store, key, begin, urgent=urgent)
+
+    monkeypatch.setattr(Retrying, "get", note_get)
+    monkeypatch.setattr(Retrying, "stream", note_stream)
     return found
 
 

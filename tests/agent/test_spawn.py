@@ -19,7 +19,7 @@ from everstep_agent.peers.agent_report import State
 from everstep_agent.pod import hang, spawn
 from everstep_agent.pod.hang_watch import HangWatch
 from everstep_agent.pod.worker import Worker
-from everstep_agent.pod.workers import Place, WorkerSet
+from everstep_agent.pod.workers import Events, Place, WorkerSet
 from everstep_contract import wire
 
 IDLE = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
@@ -39,9 +39,12 @@ class Fixture:
         self.workers = WorkerSet(
             spawner=spawn.SubprocessSpawner(str(path)),
             place=Place(count=count, memory=str(self.memory), environ=dict(os.environ)),
-            on_frame=lambda worker, envelope: None,
-            on_death=self.on_death,
-            on_gone=self.gone.set,
+            events=Events(
+                on_frame=lambda worker, envelope: None,
+                on_last_frame=lambda worker: None,
+                on_death=self.on_death,
+                on_gone=self.gone.set,
+            ),
             log=logline.Log(self.said),
         )
         await self.workers.open()

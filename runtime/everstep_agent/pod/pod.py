@@ -41,7 +41,7 @@ from everstep_agent.pod.worker_start import (
     build_start,
     is_fresh_wanted,
 )
-from everstep_agent.pod.workers import Place, WorkerSet
+from everstep_agent.pod.workers import Events, Place, WorkerSet
 from everstep_contract import levels, position, wire
 
 
@@ -100,10 +100,12 @@ class Pod:
         self.workers = WorkerSet(
             spawner=spawner,
             place=Place(count=settings.workers, memory=settings.memory, environ=environ),
-            on_frame=self._frame,
-            on_death=self._death,
-            on_gone=self._gone,
-            on_last_frame=lambda worker: self.saves.clear(worker.pid),
+            events=Events(
+                on_frame=self._frame,
+                on_last_frame=lambda worker: self.saves.clear(worker.pid),
+                on_death=self._death,
+                on_gone=self._gone,
+            ),
             log=line,
         )
         self._hang_watch = HangWatch(self.workers, self._touch, line)

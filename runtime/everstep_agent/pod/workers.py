@@ -50,32 +50,35 @@ class Place:
     environ: Mapping[str, str]
 
 
-class WorkerSet:
-    """Not thread-safe: everything runs on the agent's event loop.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Events:
+    """What is called, on the agent's event loop."""
 
-    `on_death` is called once a worker is proven dead, `on_gone` once its process is reaped. A
-    killed worker holds its memory and device until it is reaped. `on_last_frame` is called when
-    everything is read that an ended worker has sent, which may be before or after its death.
-    """
+    on_frame: Callable[[Worker, wire.Envelope], None]
+    on_last_frame: Callable[[Worker], None]
+    """Everything is read that an ended worker has sent; it may be before or after its death."""
+    on_death: Callable[[Worker], None]
+    """A worker is proven dead. It holds its memory and device until it is gone."""
+    on_gone: Callable[[], None]
+    """A worker's process is reaped."""
+
+
+class WorkerSet:
+    """Not thread-safe: everything runs on the agent's event loop."""
 
     def __init__(
         self,
         *,
         spawner: spawn.Spawner,
         place: Place,
-        on_frame: Callable[[Worker, wire.Envelope], None],
-        on_death: Callable[[Worker], None],
-        on_gone: Callable[[], None],
+        events: Events,
         log: logline.Log,
-        on_last_frame: Callable[[Worker], None] = lambda worker: None,
     ) -> None:
         self._spawner = spawner
         self.count = count = place.count
         self._memory = memory = place.memory
         self._environ = {**place.environ, "PYTHONUNBUFFERED": "1"}
-        self._on_frame = on_frame
-        self._on_death = on_death
-        self._on_gone = on_gone
+        self._events = events
         self._log = log
         self.lives = [0] * count
         self.over: list[set[int]] = [set() for _ in range(count)]
@@ -87,7 +90,11 @@ class WorkerSet:
         self._tasks: set[asyncio.Task[None]] = set()
         self._unspawned = ""
         self.link: worker_socket.Link[Worker] = worker_socket.Link(
-            memory, find=self._all.get, on_frame=on_frame, on_end=on_last_frame, log=log
+            memory,
+            find=self._all.get,
+            on_frame=events.on_frame,
+            on_end=events.on_last_frame,
+            log=log,
         )
 
     async def open(self) -> None:
@@ -353,7 +360,7 @@ class WorkerSet:
             self._bury(worker, status)
         self._all.pop(worker.pid, None)
         worker.ended.set()
-        self._on_gone()
+        self._events.on_gone()
         await asyncio.wait(copies, timeout=OUTPUT_SECONDS)
         for task in copies:
             task.cancel()
@@ -390,7 +397,7 @@ class WorkerSet:
             path.unlink(missing_ok=True)
         if self.fresh.get(worker.local) is worker:
             del self.fresh[worker.local]
-        self._on_death(worker)
+        self._events.on_death(worker)
 
     def _list_slots(self, worker: Worker) -> Iterator[Path]:
         """The files that the worker used for staged copies. A copy that is still to be uploaded has
