@@ -1,6 +1,7 @@
 """The command line of `everstep`: its options, and the error messages for an invalid one."""
 
 import argparse
+import math
 from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
@@ -119,7 +120,7 @@ def _add_recovery(run: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--hang-seconds",
-        type=float,
+        type=_seconds,
         default=300.0,
         metavar="S",
         help="limit in seconds for one step; a longer step counts as a hang (default 300)",
@@ -227,6 +228,16 @@ def _positive(text: str) -> int:
     number = _natural(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text}: expected 1 or more")
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of seconds, more than 0")
     return number
 
 

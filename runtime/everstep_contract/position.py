@@ -155,10 +155,11 @@ class PositionPage:
         self._words[_LOOKED] = int(at * 1e6)
 
     def read_mark(self) -> Mark:
+        """The worker's newest mark. On a damaged page, what is no stretch is `OTHER`."""
         word, limit, looked = self._words[_MARK], self._words[_LIMIT], self._words[_LOOKED]
-        return Mark(
-            (word >> 3) / 1e6, Stretch(word & 7), limit / 1000, looked / 1e6, self.group_limit
-        )
+        known = word & 7 in Stretch.__members__.values()
+        stretch = Stretch(word & 7) if known else Stretch.OTHER
+        return Mark((word >> 3) / 1e6, stretch, limit / 1000, looked / 1e6, self.group_limit)
 
     @property
     def group_limit(self) -> float:

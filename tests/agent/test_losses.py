@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.gang import Gang, assert_exact, die_between_two_steps
+from everstep_agent.pod.pod_saves import PodSaves
 from everstep_contract import levels, log, report
 
 
@@ -48,6 +49,29 @@ async def test_a_worker_that_is_killed_while_it_stages_a_save_leaves_no_memory_t
         os.kill(pid, signal.SIGKILL)
         await gang.until(lambda s: not own.exists())
         assert of_another.exists()
+
+
+async def test_a_worker_that_dies_while_the_former_epochs_uploads_end_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its agent would begin the epoch without it, and the others would wait until the limit of a start."""
+    end = PodSaves.end
+
+    async def end_late(saves: PodSaves) -> None:
+        (pod,) = [a.pod for a in gang.agents.values() if a.pod.saves is saves]
+        if pod.me.slot == 1 and pod.epoch == 1:
+            monkeypatch.setattr(PodSaves, "end", end)
+            os.kill(pod.workers.fresh[0].pid, signal.SIGKILL)
+            await gang.until(lambda _: not pod.workers.ready_lives())
+        await end(saves)
+
+    async with Gang(tmp_path, 2) as gang:
+        await gang.until(lambda s: s.step >= 5)
+        monkeypatch.setattr(PodSaves, "end", end_late)
+        os.kill(gang.worker(0), signal.SIGKILL)
+        await gang.until(lambda s: s.running and s.epoch > 1, seconds=60)
+        await gang.reports()
+        await assert_exact(gang, 20)
 
 
 async def test_a_restart_reads_no_chunk_from_the_store(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import struct
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,6 +16,7 @@ from everstep_contract.position import (
     Phase,
     Position,
     PositionPage,
+    Stretch,
     Where,
     wait_owner_ended,
 )
@@ -102,6 +103,12 @@ def test_a_damaged_page_is_no_position(path: str) -> None:
     Path(path).write_bytes(damaged)
     with pytest.raises(ValueError, match="does not match its checksum"):
         agent.read()
+
+
+def test_on_a_damaged_page_what_is_no_stretch_is_other(path: str) -> None:
+    agent = PositionPage(path, create=True)
+    agent.mark(2.5, cast(Any, 7), 1.0)
+    assert (agent.read_mark().at, agent.read_mark().kind) == (2.5, Stretch.OTHER)
 
 
 def test_the_workers_side_creates_nothing(path: str) -> None:

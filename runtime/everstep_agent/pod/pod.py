@@ -291,14 +291,21 @@ class Pod:
     async def _restored(
         self, level: EpochLevel, mine: EpochMember, fetched: Fetched | None, seconds: float
     ) -> None:
-        newest = self._newest.epoch if self._newest else None
-        if newest is None or newest.number != level.number or not newest.live:
-            return
-        if self.workers.ready_lives() != mine.lives:
-            self._touch()
+        if not self._may_start(level, mine):
             return
         await self.saves.end()
-        self._start(level, mine, fetched, seconds)
+        if self._may_start(level, mine):  # still
+            self._start(level, mine, fetched, seconds)
+
+    def _may_start(self, level: EpochLevel, mine: EpochMember) -> bool:
+        """Whether this epoch is still the newest one, and its workers live."""
+        newest = self._newest.epoch if self._newest else None
+        if newest is None or newest.number != level.number or not newest.live:
+            return False
+        if self.workers.ready_lives() != mine.lives:
+            self._touch()
+            return False
+        return True
 
     def _start(
         self, level: EpochLevel, mine: EpochMember, fetched: Fetched | None, restore: float
