@@ -524,6 +524,37 @@ def test_a_mended_loss_is_charged_to_its_node_once_that_is_convicted():
     assert (after.restarts.by_cause, after.restarts.total) == ({"NodeGone": 1}, 1)
 
 
+def test_a_death_before_the_pod_is_deleted_belongs_to_the_verdict_that_moved_its_slot():
+    """The operator dies after it has moved the slot, and before it deletes the pod on the faulty node. There a rank
+    dies again, a spare takes the place, and the next operator process judges the node anew, under another incident.
+    """
+    seen = a_seen(((0, 1), (1, 1), (2, 1)))
+    verdict = a_verdict("node-1", NodeState.GONE)
+    observed = an_observation(
+        pods=tuple(map(a_pod, range(3))), seen=seen, verdicts={"node-1": verdict}
+    )
+    moved = plan(observed, NOW)
+    assert raised(observed, moved) == {1: 2}
+    (move,) = moved.status.incidents
+    slots = [s.model_copy(update={"incident": None}) for s in moved.status.slots]
+    closed = moved.status.model_copy(
+        update={"incidents": [move.model_copy(update={"open": False})], "slots": slots}
+    )
+    died = a_mended_loss(cause="WorkerDied", message="rank 1 killed by signal 9", rung="restart")
+    later = replace(
+        observed,
+        job=a_job(status=closed),
+        pods=(a_pod(0), a_pod(2)),
+        seen=replace(seen, incidents=(died,)),
+        verdicts={"node-1": replace(verdict, incident="inc-9", marks={"verdict": NOW + 5})},
+    )
+    status = plan(later, NOW + 5).status
+    links = [(i.cause, i.quarantine) for i in status.incidents]
+    assert links == [("NodeGone", "inc-1"), ("WorkerDied", "inc-1")]
+    assert status.restarts is not None
+    assert status.restarts.by_cause == {"NodeGone": 1}
+
+
 def test_a_mended_loss_bears_no_other_verdict():
     assert judged_later(given_up(), 200) == [("lm-1", None)], "so late a verdict is another fault"
     assert judged_later(given_up(), 20, node="node-4") == [("lm-1", None)], (

@@ -31,11 +31,22 @@ def link_verdicts(
     if not observed.verdicts:
         return incidents
     records = {r.slot: r for r in observed.job.status.slots}
-    return [_linked(observed, i, records, now) for i in incidents]
+    moves = _find_moves(incidents)
+    return [_linked(observed, i, records, moves, now) for i in incidents]
+
+
+def _find_moves(incidents: Sequence[Incident]) -> dict[tuple[int, int], str]:
+    """(slot, attempt) → the quarantine because of which the slot has left that attempt."""
+    moves = [(m, i.quarantine) for i in incidents if i.quarantine for m in list_moved(i)]
+    return {(m.slot, m.attempt): quarantine for m, quarantine in moves}
 
 
 def _linked(
-    observed: Observed, incident: Incident, records: Mapping[int, SlotStatus], now: float
+    observed: Observed,
+    incident: Incident,
+    records: Mapping[int, SlotStatus],
+    moves: Mapping[tuple[int, int], str],
+    now: float,
 ) -> Incident:
     if incident.slot is None or incident.quarantine or list_moved(incident):
         return incident
@@ -49,7 +60,9 @@ def _linked(
         return incident
     if abs(verdict.marks.get("verdict", now) - began) > ECHO_SECONDS:
         return incident
-    return incident.model_copy(update={"quarantine": verdict.incident})
+    # A new operator process may judge the same fault anew, under another incident.
+    moved = moves.get((record.slot, record.attempt - 1))
+    return incident.model_copy(update={"quarantine": moved or verdict.incident})
 
 
 def _is_planned(incident: Incident, record: SlotStatus) -> bool:
