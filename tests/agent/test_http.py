@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from everstep_agent.peers import http
-from everstep_agent.peers.client import PeerClient, PeerError, Pool
+from everstep_agent.peers.client import UNUSED_SECONDS, PeerClient, PeerError, Pool
 from everstep_agent.peers.messages import Accepted, After, Who
 from everstep_contract import auth, codec, levels
 from everstep_contract.http import accepting
@@ -140,6 +140,22 @@ async def test_a_pool_keeps_its_connections_for_the_next_call(address: str) -> N
         found = await pool.call(address, "/v1/who", After(version=n), Who, timeout=5.0)
         assert found.slot == n
     assert [len(idle) for idle in pool._idle.values()] == [1]
+    await pool.close()
+
+
+async def test_a_pool_closes_the_connections_that_it_no_longer_uses(
+    server: http.Server, address: str
+) -> None:
+    """Such as those to pods that are gone."""
+    now = [0.0]
+    pool = Pool(TOKEN, clock=lambda: now[0])
+    await pool.call(address, "/v1/who", After(version=1), Who, timeout=5.0)
+    ((_, unused),) = pool._idle[address]
+    now[0] = UNUSED_SECONDS
+    with pytest.raises(PeerError):
+        await pool.call("127.0.0.1:9", "/v1/who", After(version=1), Who, timeout=5.0)
+    assert not unused.is_open
+    assert not pool._idle
     await pool.close()
 
 

@@ -4,13 +4,17 @@ address may belong to another pod by now.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import math
+import time
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
 from everstep_contract import codec
 from everstep_contract.http.asking import Answer, Connection
 
+UNUSED_SECONDS = 75.0
+"""How long an unused connection is kept."""
 T = TypeVar("T")
 
 
@@ -98,9 +102,10 @@ def _judge(where: str, found: Answer) -> bytes:
 class Pool:
     """Clients for many addresses, for calls that may be held and must not wait for each other."""
 
-    def __init__(self, token: str) -> None:
-        self._token = token
-        self._idle: dict[str, list[PeerClient]] = {}
+    def __init__(self, token: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._token, self._clock = token, clock
+        self._idle: dict[str, list[tuple[float, PeerClient]]] = {}
+        """Address → since when each unused connection to it is unused, the longest first."""
         self._closed = False
 
     async def call(
@@ -115,8 +120,9 @@ class Pool:
 
     @contextlib.asynccontextmanager
     async def _borrow(self, address: str) -> AsyncIterator[PeerClient]:
-        idle = self._idle.setdefault(address, [])
-        client = idle.pop() if idle else PeerClient(address, self._token)
+        await self._close_unused(self._clock() - UNUSED_SECONDS)
+        idle = self._idle.get(address)
+        client = idle.pop()[1] if idle else PeerClient(address, self._token)
         try:
             yield client
         except BaseException:
@@ -126,11 +132,19 @@ class Pool:
             if self._closed:
                 await client.close()
             elif client.is_open:
-                idle.append(client)
+                self._idle.setdefault(address, []).append((self._clock(), client))
 
     async def close(self) -> None:
         self._closed = True
-        for idle in self._idle.values():
-            for client in idle:
+        await self._close_unused(math.inf)
+
+    async def _close_unused(self, since: float) -> None:
+        """Close the connections that have not been used since then: their pods may be gone."""
+        for address, idle in list(self._idle.items()):
+            old = [client for at, client in idle if at <= since]
+            if len(old) == len(idle):
+                del self._idle[address]
+            else:
+                del idle[: len(old)]
+            for client in old:
                 await client.close()
-        self._idle.clear()
