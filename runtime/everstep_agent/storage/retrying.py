@@ -116,4 +116,4 @@ class Retrying:
                 return await call()
         except TimeoutError:
             waited = f"{self._patience.deadline_s:.0f} s"
-            raise Unreachable(f"{self.uri} did not answer within {waited}") from None
+            raise Unreachable(f"{self.uri} did not complete a request within {waited}") from None
