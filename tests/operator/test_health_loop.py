@@ -1,8 +1,11 @@
 """The whole health loop: real exporters on loopback, a toy API server, a fake clock."""
 
 import asyncio
+import contextlib
+import itertools
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -87,6 +90,26 @@ async def test_an_exporter_pod_that_is_gone_is_silence_as_well(rig: Rig) -> None
     rig.loop._exporters.list_anew()
     await rig.rounds(3)
     assert rig.receiver.states() == {"node-0": "unknown"}
+
+
+async def test_an_api_server_that_refuses_every_other_list_hides_no_exporter(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporters, calls = rig.loop._exporters, itertools.count()
+    cluster = type(exporters._port)
+    list_all = cluster.list
+
+    async def refuse_every_other(port: Any, *asked: Any, **more: Any) -> Any:
+        if next(calls) % 2 == 0:
+            raise kube.Transient(429, "TooManyRequests", "too many requests")
+        return await list_all(port, *asked, **more)
+
+    monkeypatch.setattr(cluster, "list", refuse_every_other)
+    for _ in range(5):
+        with contextlib.suppress(kube.KubeError):
+            await rig.loop.scrape_once()
+    assert exporters.watched == 1
+    assert rig.exporter.asked == 1
 
 
 async def test_a_tenants_exporter_convicts_nobody_and_hides_nothing(rig: Rig) -> None:

@@ -1,5 +1,6 @@
 """Finds the exporters and reads one page of each: the only reads of `health` besides the watches."""
 
+import itertools
 import time
 from collections.abc import Callable, Iterable
 
@@ -8,7 +9,7 @@ from everstep_operator.health.outcomes import Scrape, ScrapeFailure
 from everstep_operator.health.parse import Metrics
 from everstep_operator.health.scrape import Scraper
 from everstep_operator.health.targets import Targets, build_failures, choose_targets
-from everstep_operator.kube import Kube
+from everstep_operator.kube import Kube, Object
 from everstep_operator.logs import OnChange
 from everstep_operator.roster import Roster
 from everstep_operator.settings import Settings
@@ -35,6 +36,10 @@ class Exporters:
         )
         self._targets = Targets(by_node={}, contested={}, strangers=())
         self._listed_at: float | None = None
+        self._pods: dict[tuple[str, str], list[Object]] = {}
+        """(namespace, labels) → pods, of the lists that are not complete yet."""
+        self._began = 0.0
+        """When the first of them was made."""
 
     @property
     def watched(self) -> int:
@@ -63,14 +68,10 @@ class Exporters:
         if self._listed_at is not None and now - self._listed_at < RELIST_SECONDS:
             return
         settings = self._settings
-        pods = [
-            pod
-            for namespace in settings.exporter_namespace_list
-            for labels in settings.exporter_selector_list
-            for pod in (await self._port.list(kube.PODS, namespace, labels=labels))[0]
-        ]
         self._targets = choose_targets(
-            pods, namespaces=settings.exporter_namespace_list, port=settings.exporter_port
+            await self._list(now),
+            namespaces=settings.exporter_namespace_list,
+            port=settings.exporter_port,
         )
         self._said.forget("exporters")
         if self._targets.strangers:
@@ -79,3 +80,27 @@ class Exporters:
         watched = self._targets.by_node
         all_watched = all(n.name in watched for n in roster.nodes.values() if n.has_gpus)
         self._listed_at = now if all_watched and watched else None
+
+    async def _list(self, now: float) -> list[Object]:
+        """List the exporter pods. If some lists fail, the next call repeats only those: an API server
+        that refuses every other request must not hide all exporters.
+
+        Raises `kube.KubeError`.
+        """
+        if now - self._began >= RELIST_SECONDS:
+            self._began, self._pods = now, {}
+        settings, failed = self._settings, None
+        keys = itertools.product(settings.exporter_namespace_list, settings.exporter_selector_list)
+        for namespace, labels in (every := list(keys)):
+            if (namespace, labels) in self._pods:
+                continue
+            try:
+                found, _ = await self._port.list(kube.PODS, namespace, labels=labels)
+            except kube.KubeError as error:
+                failed = failed or error
+            else:
+                self._pods[namespace, labels] = found
+        if failed is not None:
+            raise failed
+        pods, self._pods = self._pods, {}
+        return [pod for key in every for pod in pods[key]]
