@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,6 +58,25 @@ def test_only_one_holds_the_lock_and_its_successor_gets_a_new_file(tmp_path: Pat
     os.close(first)
     assert guardian.take_lock(path) is None
     os.close(second)
+
+
+def test_the_lock_can_be_taken_while_its_last_holder_removes_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder goes between the moment when it is made and the moment when its file is opened."""
+    made: list[Path] = []
+
+    def make(path: Path, **given: Any) -> None:
+        os.makedirs(path, exist_ok=True)
+        if not made:
+            path.rmdir()
+        made.append(path)
+
+    monkeypatch.setattr(Path, "mkdir", make)
+    lock = guardian.take_lock(tmp_path / "lab" / "lock")
+    assert lock is not None
+    os.close(lock)
+    assert len(made) == 2
 
 
 def test_leftover_processes_are_found_by_their_mark(tmp_path: Path) -> None:

@@ -110,7 +110,10 @@ def take_lock(path: Path) -> int | None:
     """Take the lock. Returns its inheritable file descriptor, or None if another lab holds it."""
     while True:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except FileNotFoundError:
+            continue  # the previous holder has just removed the folder
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The previous holder may have removed the file that we opened.
