@@ -190,6 +190,16 @@ class Gang:
             raise AssertionError(f"slots {late} still run; last seen {self.seen}\n{self.shown()}")
         return {slot: task.result() for slot, task in tasks.items()}
 
+    async def suspend(self) -> int:
+        """Suspend the job, wait for its end, and return the step of its last commit.
+
+        It is read from the run log: an agent may end before this process has read its last answer.
+        """
+        self.want(stop=levels.Stop.SUSPEND)
+        ends = await self.reports()
+        assert report.Cause.STOPPED in {r.cause for r in ends.values()}
+        return (await self.run_log()).commits[-1].step
+
     def shown(self) -> str:
         return self.log.getvalue() if isinstance(self.log, io.StringIO) else ""
 

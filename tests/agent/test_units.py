@@ -112,12 +112,9 @@ SOON = levels.JobSettings(gang_seconds=0.2)
 
 
 async def stop(gang: Gang) -> None:
-    gang.want(stop=levels.Stop.SUSPEND)
-    await gang.reports()
-    seen = await gang.until(lambda s: s.stopped)
-    assert seen.stopped is not None
-    assert all(i.steps_lost == 0 for i in seen.incidents)
-    await assert_exact(gang, seen.stopped.step)
+    stopped = await gang.suspend()
+    assert all(i.steps_lost == 0 for i in gang.seen.incidents)
+    await assert_exact(gang, stopped)
 
 
 async def test_the_job_trains_with_the_units_that_are_whole_and_grows_by_whole_units(

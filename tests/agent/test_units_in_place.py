@@ -52,13 +52,10 @@ async def regrown(gang: Gang) -> levels.Seen:
 async def stop(gang: Gang) -> int:
     later = gang.seen.step + 5
     await gang.until(lambda s: s.step >= later)
-    gang.want(stop=levels.Stop.SUSPEND)
-    await gang.reports()
-    seen = await gang.until(lambda s: s.stopped)
-    assert seen.stopped is not None
-    assert all(i.steps_lost == 0 for i in seen.incidents)
-    await assert_exact(gang, seen.stopped.step)
-    return seen.stopped.step
+    stopped = await gang.suspend()
+    assert all(i.steps_lost == 0 for i in gang.seen.incidents)
+    await assert_exact(gang, stopped)
+    return stopped
 
 
 class Computed(NamedTuple):

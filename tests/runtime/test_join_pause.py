@@ -101,10 +101,7 @@ async def test_what_a_join_costs_the_members(
         await gang.until(lambda s: s.step >= 3)
         for attempt in range(JOINS):
             await join_and_leave(gang, attempt)
-        gang.want(stop=levels.Stop.SUSPEND)
-        await gang.reports()
-        assert gang.seen.stopped is not None
-        await assert_exact(gang, gang.seen.stopped.step)
+        await assert_exact(gang, await gang.suspend())
         shown_log = gang.shown()
     step, joins = read_longest(tmp_path)
     assert len(joins) == 2 * JOINS

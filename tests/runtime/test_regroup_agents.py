@@ -167,10 +167,7 @@ async def test_a_newcomer_that_dies_while_it_gets_ready_is_replaced_with_the_oth
         newcomer = next(w for w in workers.fresh.values() if w.joins)
         os.kill(newcomer.pid, signal.SIGKILL)
         await gang.until(lambda s: s.epoch > 2 and is_whole(s, 4))
-        gang.want(stop=levels.Stop.SUSPEND)
-        await gang.reports()
-        assert gang.seen.stopped is not None
-        await assert_exact(gang, gang.seen.stopped.step)
+        await assert_exact(gang, await gang.suspend())
 
 
 @pytest.mark.parametrize(
@@ -198,8 +195,7 @@ async def test_a_pod_that_leaves_saves_first_and_the_others_go_on_without_a_rest
         await gang.until(lambda s: s.epoch == 3 and s.running)
         assert [gang.worker(slot) for slot in others] == survivors
         await gang.until(lambda s: all(not i.open for i in s.incidents))
-        gang.want(stop=levels.Stop.SUSPEND)
-        await gang.reports()
+        stopped = await gang.suspend()
         claims = (await gang.run_log()).claims
         assert [(c.cause, len(c.members)) for c in claims] == [
             ("Start", 3), ("Leave", 2), ("Grow", 3),
@@ -207,8 +203,7 @@ async def test_a_pod_that_leaves_saves_first_and_the_others_go_on_without_a_rest
         incidents = {i.cause: i for s in gang.history for i in s.incidents if not i.open}
         assert set(incidents) == {"Leave"}, "a join must be no incident"
         assert (incidents["Leave"].rung, incidents["Leave"].steps_lost) == ("move", 0)
-        assert gang.seen.stopped is not None
-        await assert_exact(gang, gang.seen.stopped.step)
+        await assert_exact(gang, stopped)
 
 
 @pytest.mark.long
@@ -236,11 +231,9 @@ async def test_many_ranks_killed_at_random_moments_cost_no_step(
             await gang.until(lambda s, b=before: s.step > b, 60.0)
             print(f"{len(killed)} killed, next step after {time.monotonic() - first:.2f} s")
         await gang.until(lambda s: is_whole(s, world), 60.0)
-        gang.want(stop=levels.Stop.SUSPEND)
-        await gang.reports()
-        assert gang.seen.stopped is not None
+        stopped = await gang.suspend()
         assert sum(i.steps_lost for s in gang.history for i in s.incidents) == 0
-        await assert_exact(gang, gang.seen.stopped.step)
+        await assert_exact(gang, stopped)
 
 
 def is_whole(seen: levels.Seen, world: int) -> bool:

@@ -64,11 +64,9 @@ async def until_ready(gang: Gang, slot: int) -> None:
 
 async def finish(gang: Gang) -> list[tuple[str, int]]:
     """Stop the job and check each sample; return cause and size of each claim."""
-    gang.want(stop=levels.Stop.SUSPEND)
-    await gang.reports()
-    assert gang.seen.stopped is not None
+    stopped = await gang.suspend()
     assert sum(i.steps_lost for s in gang.history for i in s.incidents) == 0
-    await assert_exact(gang, gang.seen.stopped.step)
+    await assert_exact(gang, stopped)
     return [(c.cause, len(c.members)) for c in (await gang.run_log()).claims]
 
 

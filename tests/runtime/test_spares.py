@@ -32,10 +32,7 @@ class GangWithSpare(Gang):
         await self.until(lambda s: s.running and len(s.members) == 3 and s.spares == (spare,))
 
     async def stop(self) -> None:
-        self.want(stop=levels.Stop.SUSPEND)
-        await self.reports()
-        assert self.seen.stopped is not None
-        await assert_exact(self, self.seen.stopped.step)
+        await assert_exact(self, await self.suspend())
 
 
 def members(seen: levels.Seen) -> list[tuple[int, int]]:

@@ -17,7 +17,6 @@ from everstep_agent.pod import spawn
 from everstep_agent.storage import opening
 from everstep_agent.storage.errors import Unreachable
 from everstep_agent.storage.retrying import Patience, Retrying
-from everstep_contract import levels
 from runtime.test_regroup_agents import a_script
 
 
@@ -65,11 +64,9 @@ async def steps_on(gang: Gang, slots: list[int], steps: int = 5) -> None:
 
 
 async def stop(gang: Gang) -> None:
-    gang.want(stop=levels.Stop.SUSPEND)
-    await gang.reports()
-    assert gang.seen.stopped is not None
+    stopped = await gang.suspend()
     assert sum(i.steps_lost for s in gang.history for i in s.incidents) == 0
-    await assert_exact(gang, gang.seen.stopped.step)
+    await assert_exact(gang, stopped)
 
 
 async def list_sizes(gang: Gang) -> list[int]:

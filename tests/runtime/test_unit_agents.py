@@ -202,11 +202,9 @@ async def test_a_unit_is_lost_with_its_rank_the_other_goes_on_and_it_joins_again
         ]  # fmt: skip
         joined = gang.seen.step
         await gang.until(lambda s: s.step > joined + 2)
-        gang.want(stop=levels.Stop.SUSPEND)
-        await gang.reports()
+        stopped = await gang.suspend()
         assert [len(c.members) for c in (await gang.run_log()).claims] == [4, 2, 4]
-        assert gang.seen.stopped is not None
-        await assert_exact(gang, gang.seen.stopped.step)
+        await assert_exact(gang, stopped)
 
 
 async def test_a_newcomer_that_stops_before_it_has_learnt_a_limit_is_cut_out(
@@ -225,10 +223,7 @@ async def test_a_newcomer_that_stops_before_it_has_learnt_a_limit_is_cut_out(
         incident = gang.seen.incidents[-1]
         assert (incident.cause, incident.rank, incident.steps_lost) == ("NoProgress", 1, 0)
         assert "stopped by a signal" in incident.message
-        gang.want(stop=levels.Stop.SUSPEND)
-        await gang.reports()
-        assert gang.seen.stopped is not None
-        await assert_exact(gang, gang.seen.stopped.step)
+        await assert_exact(gang, await gang.suspend())
 
 
 async def test_a_rank_that_stops_is_cut_out_with_its_unit_and_named(
@@ -247,10 +242,7 @@ async def test_a_rank_that_stops_is_cut_out_with_its_unit_and_named(
         (incident,) = gang.seen.incidents
         assert (incident.cause, incident.rung, incident.steps_lost) == ("NoProgress", "regroup", 0)
         assert (incident.rank, incident.slot) == (1, 1)
-        gang.want(stop=levels.Stop.SUSPEND)
-        await gang.reports()
-        assert gang.seen.stopped is not None
-        await assert_exact(gang, gang.seen.stopped.step)
+        await assert_exact(gang, await gang.suspend())
 
 
 @pytest.mark.long
@@ -272,10 +264,7 @@ async def test_when_a_node_of_the_only_unit_loses_its_power_the_other_rank_does_
         assert incident.cause == "AgentLost", incident
         log = await gang.run_log()
         assert log.commits[0].epoch == 1, "the job must continue from a near save of epoch 1"
-        gang.want(stop=levels.Stop.SUSPEND)
-        await gang.reports()
-        assert gang.seen.stopped is not None
-        await assert_exact(gang, gang.seen.stopped.step)
+        await assert_exact(gang, await gang.suspend())
 
 
 @pytest.mark.long
@@ -304,11 +293,9 @@ async def test_many_ranks_of_units_killed_or_stopped_at_random_moments_cost_no_s
             await gang.until(lambda s, b=before: s.step > b, 60.0)
             print(f"{len(hit)} hit, next step after {time.monotonic() - first:.2f} s")
         await gang.until(lambda s: is_whole(s, world), 120.0)
-        gang.want(stop=levels.Stop.SUSPEND)
-        await gang.reports()
-        assert gang.seen.stopped is not None
+        stopped = await gang.suspend()
         assert sum(i.steps_lost for s in gang.history for i in s.incidents) == 0
-        await assert_exact(gang, gang.seen.stopped.step)
+        await assert_exact(gang, stopped)
 
 
 def has_any(gang: Gang, pids: set[int]) -> bool:
