@@ -74,20 +74,57 @@ def synchronize() -> None:
         torch.cuda.synchronize(_own)
 
 
+def read(tensor: torch.Tensor, piece_bytes: int = PIECE_BYTES) -> Iterator[torch.Tensor]:
+    """The tensor's bytes, in pieces of uint8 on the CPU. A piece of a tensor on the device is valid
+    until the next piece is asked for: all go through one pinned buffer, which is forty times as
+    fast as `tensor.cpu()`.
+    """
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    if raw.device.type == "cpu":
+        yield from torch.split(raw, piece_bytes)
+        return
+    buffer = torch.empty(min(raw.numel(), piece_bytes), dtype=torch.uint8, pin_memory=True)
+    for piece in torch.split(raw, piece_bytes):
+        held = buffer[: piece.numel()]
+        held.copy_(piece, non_blocking=True)
+        torch.cuda.current_stream().synchronize()
+        yield held
+
+
+@contextmanager
+def writing(room: torch.Tensor) -> Iterator[torch.Tensor]:
+    """A context with memory on the CPU. What is in it at the end of the context is in `room`, which
+    may be on the device.
+    """
+    if room.device.type == "cpu":
+        yield room
+        return
+    buffer = torch.empty(room.shape, dtype=room.dtype, pin_memory=True)
+    yield buffer
+    room.copy_(buffer)
+
+
+def copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a plain tensor on the CPU, in memory that is not pinned: torch keeps pinned memory
+    for good, and up to twice the size.
+    """
+    if tensor.device.type == "cpu":
+        return tensor.detach().clone()
+    held = torch.empty(tensor.shape, dtype=tensor.dtype)
+    fetch(tensor, held.reshape(-1).view(torch.uint8).numpy())
+    return held
+
+
 def fetch(tensor: torch.Tensor, room: Bytes) -> None:
     """Copy from the device to memory that is not pinned; complete on return.
 
     The copy goes through a pinned buffer: a direct copy to the memory of a file that CUDA had
     refused to pin left zeros, without an error (H100, CUDA 13.0, driver 580, Linux 6.18).
     """
-    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    buffer = torch.empty(min(raw.numel(), PIECE_BYTES), dtype=torch.uint8, pin_memory=True)
-    filled = buffer.numpy()
-    for at in range(0, raw.numel(), PIECE_BYTES):
-        piece = raw[at : at + PIECE_BYTES]
-        buffer[: piece.numel()].copy_(piece, non_blocking=True)
-        torch.cuda.current_stream().synchronize()
-        np.copyto(room[at : at + piece.numel()], filled[: piece.numel()])
+    at = 0
+    for piece in read(tensor):
+        np.copyto(room[at : at + len(piece)], piece.numpy())
+        at += len(piece)
 
 
 def pin(room: Bytes) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 import torch
 import xxhash
 
-from everstep import state
+from everstep import device, state
 
 LEAST_BYTES = 2**20
 """Smaller tensors are not reported, because sending them costs no more."""
@@ -30,7 +30,7 @@ def tell(tensors: Mapping[str, torch.Tensor], trained: Collection[torch.Tensor])
     found = [
         (t.nbytes, name)
         for name, t in tensors.items()
-        if t.nbytes >= LEAST_BYTES and t.data_ptr() not in differ and _is_flat(t)
+        if t.nbytes >= LEAST_BYTES and t.data_ptr() not in differ and t.is_contiguous()
     ]
     return {name: digest(tensors[name]) for _, name in sorted(found, reverse=True)[:MOST]}
 
@@ -41,17 +41,12 @@ def find(tensors: Mapping[str, torch.Tensor], told: Mapping[str, str]) -> set[st
 
 
 def _is_same(tensor: torch.Tensor | None, text: str) -> bool:
-    return tensor is not None and _is_flat(tensor) and digest(tensor) == text
+    return tensor is not None and tensor.is_contiguous() and digest(tensor) == text
 
 
 def digest(tensor: torch.Tensor) -> str:
     """Digest a tensor's dtype, shape and bytes."""
-    raw = tensor.detach().reshape(-1).view(torch.uint8).numpy().data
     hasher = xxhash.xxh3_128(f"{state.dtype_name(tensor.dtype)}{list(tensor.shape)}".encode())
-    for at in range(0, len(raw), _BLOCK):
-        hasher.update(raw[at : at + _BLOCK])
+    for block in device.read(tensor, _BLOCK):
+        hasher.update(block.numpy().data)
     return hasher.hexdigest()
-
-
-def _is_flat(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.is_contiguous()

@@ -14,6 +14,7 @@ import torch
 
 from everstep import state
 from everstep.checkpoint_reader import Checkpoint
+from everstep.device import copy_to_host
 from everstep.errors import StateError
 from everstep.sharded import Like, is_sharded
 from everstep.tracked import Tracked
@@ -47,7 +48,7 @@ class LocalState:
                 f"{name}: a DTensor belongs to several ranks, not to this one; track it with job.track"
             )
         raw = torch.from_numpy(np.frombuffer(json.dumps(tree).encode(), np.uint8).copy())
-        own = {_TREE: raw, **{n: t.to("cpu", copy=True) for n, t in tensors.items()}}
+        own = {_TREE: raw, **{n: copy_to_host(t) for n, t in tensors.items()}}
         return {_prefix(rank) + name: tensor for name, tensor in own.items()}
 
     def load(

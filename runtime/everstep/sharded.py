@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from everstep import device
 from everstep_contract.units import DIMENSIONS, Mesh
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
@@ -155,7 +156,7 @@ def _show(placements: Any) -> str:
 
 
 def copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
-    return with_local(tensor, local_of(tensor).detach().to("cpu", copy=True))
+    return with_local(tensor, device.copy_to_host(local_of(tensor)))
 
 
 def lay_local(local: torch.Tensor, wanted: torch.Tensor | Like | None) -> torch.Tensor:

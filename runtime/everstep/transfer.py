@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from everstep import forming, held_already, state, store
+from everstep import device, forming, held_already, state, store
 from everstep.errors import StateError
 from everstep.sharded import is_sharded, local_of
 from everstep.snapshot import Capture
@@ -42,7 +42,7 @@ class Taken:
     applied: int
     tree: dict[str, Any]
     tensors: state.Tensors
-    """On the CPU."""
+    """Those of the newcomer's own that fit, where they are; all others on the CPU."""
     parts: frozenset[str]
     """Tensors that the ranks of a unit divide; `tensors` holds one rank's local tensors of them."""
 
@@ -64,7 +64,7 @@ def give(
     told = json.loads(keys.get(_ABOUT)) if keys.check([_ABOUT]) else None
     held = {name: local_of(t) for name, t in capture.tensors.items()}
     same = held_already.find(held, told["has"]) if told else set()
-    flat = [_to_bytes(t) for n, t in held.items() if n not in same]
+    sent = [t.detach() for n, t in held.items() if n not in same]
     head = {
         "applied": applied,
         "tree": capture.tree,
@@ -77,10 +77,8 @@ def give(
     raw = torch.frombuffer(bytearray(json.dumps(head).encode()), dtype=torch.uint8)
     pair.send(torch.tensor([len(raw)]))
     pair.send(raw)
-    for message in _pack([len(part) for part in flat]):
-        parts = [flat[i] for i in message]
-        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-        for piece in torch.split(whole, PIECE_BYTES if told else len(whole)):
+    for message in _pack([t.nbytes for t in sent]):
+        for piece in _read([sent[i] for i in message], PIECE_BYTES if told else 0):
             pair.send(piece)
     changed = find_changed()
     pair.send(torch.tensor([1 if changed else 0]))
@@ -113,14 +111,15 @@ def take(
     head = json.loads(raw.numpy().tobytes())
     same = {n: own[n].detach() for n in head.get("same", ())}
     tensors = _take_room(head["tensors"], own, same)
-    flat = [_to_bytes(t) for n, t in tensors.items() if n not in same]
+    flat = [t.reshape(-1).view(torch.uint8) for n, t in tensors.items() if n not in same]
     received, expected = 0, sum(map(len, flat))
     for message in _pack([len(part) for part in flat]):
         parts = [flat[i] for i in message]
         size = sum(map(len, parts))
         whole = parts[0] if len(parts) == 1 else torch.empty(size, dtype=torch.uint8)
         for piece in torch.split(whole, head.get("piece", size)):
-            pair.receive(piece)
+            with device.writing(piece) as room:
+                pair.receive(room)
             received += len(piece)
             tell(received, expected)
         if len(parts) > 1:
@@ -157,12 +156,17 @@ def _take_room(
 
 def _fits(tensor: torch.Tensor, dtype: str, shape: Sequence[int]) -> bool:
     same = state.dtype_name(tensor.dtype) == dtype and list(tensor.shape) == list(shape)
-    return same and tensor.device.type == "cpu" and tensor.is_contiguous()
+    return same and tensor.is_contiguous()
 
 
-def _to_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A view of the tensor's memory if that is contiguous and on the CPU; otherwise a view of a copy."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+def _read(tensors: Sequence[torch.Tensor], piece_bytes: int) -> Iterator[torch.Tensor]:
+    """The bytes of one message, in pieces; 0 bytes: in one. A large tensor on the device is never in the host's memory
+    as a whole.
+    """
+    if len(tensors) == 1:
+        yield from device.read(tensors[0], piece_bytes or tensors[0].nbytes)
+    else:
+        yield torch.cat([piece.clone() for t in tensors for piece in device.read(t)])
 
 
 def _pack(sizes: Sequence[int]) -> Iterator[list[int]]:

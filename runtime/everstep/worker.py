@@ -36,9 +36,8 @@ PR_SET_PDEATHSIG = 1
 EXPLAIN_SECONDS = 2.0
 """How long a worker waits, after an exception from a collective, for the agent's message that a member was lost."""
 UNITS_REGROUP_ON_GPUS = False
-"""On one GPU units regrouped in 0.3 s, but in two of four tries the survivors hung. Probably NCCL's
-abort of one group waited for another group's operation. Now all groups are aborted at once, which
-has not run on a GPU yet.
+"""On one GPU each of eight single losses cost the other unit about 0.35 s, but under random kills all
+ranks hung at the third loss (runtime/README.md, "On GPUs").
 """
 TRACEBACK_CHARACTERS = 8000
 """How much of the end of a traceback is sent to the agent."""

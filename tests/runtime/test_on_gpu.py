@@ -11,11 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from everstep import device, digests, forming, staging
+from everstep import device, digests, forming, held_already, staging, transfer
 from everstep.group import LocalGroup
 from everstep.reducer import Reducer
 from everstep.shares import Part, part_of
 from everstep.slots import Slots
+from everstep.snapshot import Capture
 from everstep.store import AgentStore
 from everstep_contract.units import ONE_RANK
 from runtime.test_transfer import Keys
@@ -142,3 +143,34 @@ def test_digests_are_the_same_wherever_the_state_lies() -> None:
     for unit in range(3):
         part = part_of(ONE_RANK, unit, 3)
         assert digests.tell(here, part) == digests.tell(there, part)
+
+
+def test_a_newcomer_takes_state_from_gpu_to_gpu_and_not_what_it_has_already(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transfer, "PIECE_BYTES", transfer.PACK_BYTES)
+    frozen = torch.randn(3 * 2**18, device=GPU)  # 3 MiB
+    large = torch.randn(transfer.PACK_BYTES, device=GPU)
+    state = {**{n: t.to(GPU) for n, t in some_state().items()}, "large": large, "frozen": frozen}
+    own = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    own["frozen"].copy_(frozen)
+    del own["model/w"]
+    keys, told = Keys(), [(0, 0)]
+    has = held_already.tell(own, [own["large"]])
+    assert list(has) == ["frozen"]
+    with ThreadPoolExecutor(2) as both:
+        giving = both.submit(transfer.give, keys, 1, "k", 7, Capture(tree={}, tensors=state))
+        taking = both.submit(transfer.take, keys, 1, "k", own, has, lambda *n: told.append(n))
+        giving.result(timeout=60)
+        taken = taking.result(timeout=60).tensors
+    assert all(torch.equal(taken[name].to(GPU), state[name]) for name in state)
+    placed = {n for n, t in own.items() if taken[n].data_ptr() == t.data_ptr()}
+    assert placed == own.keys() - {"model/image"}, "its memory is not contiguous"
+    assert told[-1][0] == sum(t.nbytes for t in state.values()) - frozen.nbytes
+
+
+def test_a_copy_on_the_host_has_the_values() -> None:
+    for tensor in some_state().values():
+        held = device.copy_to_host(tensor.to(GPU))
+        assert held.device.type == "cpu"
+        assert torch.equal(held, tensor)

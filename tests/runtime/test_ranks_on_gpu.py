@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from everstep_contract import report
 from everstep_contract.units import Mesh
 from runtime.a_sharded_job import shard_layers
 from runtime.test_ranks import a_dataset, a_model
+from runtime.test_unit_agents import hit_many
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,6 +33,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_initialized(), reason="run this file alone"),
 ]
 STEPS = 80
+HITS = int(os.environ.get("GPU_HITS", "12"))
 Train = Callable[[Job], None]
 
 
@@ -40,18 +43,18 @@ def train_replicas(job: Job) -> None:
     train(job, model)
 
 
-def train_units(job: Job) -> None:
+def train_units(job: Job, until: int = STEPS) -> None:
     model = a_model().to(job.device)
     shard_layers(model, job.mesh["shard"])
-    train(job, model)
+    train(job, model, until)
 
 
-def train(job: Job, model: nn.Module) -> None:
+def train(job: Job, model: nn.Module, until: int = STEPS) -> None:
     torch.set_num_threads(1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     job.track(model=model, optimizer=optimizer)
     data = job.batches(a_dataset(), global_batch=24, micro_batch=2)
-    for step in job.steps(until=STEPS):
+    for step in job.steps(until=until):
         for batch in step.batches(data):
             inputs, wanted = (part.to(job.device) for part in batch)
             step.backward(nn.functional.cross_entropy(model(inputs), wanted))
@@ -151,3 +154,12 @@ async def test_a_lost_unit_comes_back_whole(
         assert [gang.worker(slot) for slot in (0, 1)] == survivors
         await gang.reports()
         await assert_exact(gang, STEPS)
+
+
+@pytest.mark.xfail(reason="a call that waits for the device blocks the unit's own collective")
+async def test_ranks_of_units_killed_or_stopped_at_random_moments_cost_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_on_gpu(monkeypatch, partial(train_units, until=10**6))
+    async with Gang(tmp_path, 6, mesh=Mesh(shard=2), in_place=1, hang_seconds=60.0) as gang:
+        await hit_many(gang, 6, HITS)

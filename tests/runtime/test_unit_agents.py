@@ -273,29 +273,34 @@ async def test_when_a_node_of_the_only_unit_loses_its_power_the_other_rank_does_
 async def test_many_ranks_of_units_killed_or_stopped_at_random_moments_cost_no_step(
     tmp_path: Path, endless: None, ranks: int
 ) -> None:
-    """Hit one to three ranks, up to 0.5 s apart, so that some are hit in a regroup or join. Leave one unit alone."""
-    chance, world = random.Random(SEED), 6
-    print(f"seed {SEED}")
-    pods = world // ranks
     async with Gang(
-        tmp_path, pods, workers=ranks, mesh=SHARD, in_place=1, hang_seconds=60.0
+        tmp_path, 6 // ranks, workers=ranks, mesh=SHARD, in_place=1, hang_seconds=60.0
     ) as gang:
-        await gang.until(lambda s: s.step >= 5)
-        hit: set[int] = set()
-        while len(hit) < KILLS:
-            await gang.until(lambda s: is_whole(s, world) and not has_any(gang, hit), 120.0)
-            await asyncio.sleep(chance.random() * 0.4)
-            before, first = gang.seen.step, time.monotonic()
-            spared = choose_spared(gang, chance)
-            for _ in range(chance.choice((1, 1, 1, 2, 2, 3))):
-                hit_one_but(gang, chance, hit, spared)
-                await asyncio.sleep(chance.choice((0.0, 0.02, 0.1, 0.5)) * chance.random())
-            await gang.until(lambda s, b=before: s.step > b, 60.0)
-            print(f"{len(hit)} hit, next step after {time.monotonic() - first:.2f} s")
-        await gang.until(lambda s: is_whole(s, world), 120.0)
-        stopped = await gang.suspend()
-        assert sum(i.steps_lost for s in gang.history for i in s.incidents) == 0
-        await assert_exact(gang, stopped)
+        await hit_many(gang, 6, KILLS)
+
+
+async def hit_many(gang: Gang, world: int, hits: int) -> None:
+    """Hit one to three ranks, up to 0.5 s apart, so that some are hit in a regroup or join. Leave one unit alone.
+    Then suspend the job and check each sample.
+    """
+    chance = random.Random(SEED)
+    print(f"seed {SEED}")
+    await gang.until(lambda s: s.step >= 5)
+    hit: set[int] = set()
+    while len(hit) < hits:
+        await gang.until(lambda s: is_whole(s, world) and not has_any(gang, hit), 120.0)
+        await asyncio.sleep(chance.random() * 0.4)
+        before, first = gang.seen.step, time.monotonic()
+        spared = choose_spared(gang, chance)
+        for _ in range(chance.choice((1, 1, 1, 2, 2, 3))):
+            hit_one_but(gang, chance, hit, spared)
+            await asyncio.sleep(chance.choice((0.0, 0.02, 0.1, 0.5)) * chance.random())
+        await gang.until(lambda s, b=before: s.step > b, 60.0)
+        print(f"{len(hit)} hit, next step after {time.monotonic() - first:.2f} s")
+    await gang.until(lambda s: is_whole(s, world), 120.0)
+    stopped = await gang.suspend()
+    assert sum(i.steps_lost for s in gang.history for i in s.incidents) == 0
+    await assert_exact(gang, stopped)
 
 
 def has_any(gang: Gang, pids: set[int]) -> bool:
