@@ -56,7 +56,7 @@ async def _let_leave(term: Term, leaving: tuple[Id, ...]) -> None:
     term.mark("drain")
     term.change(term.state.let_leave(leaving))
     while not (_have_left(term) or _is_broken(term)):
-        await term.tick()
+        await _wait_a_moment(term)
 
 
 def _have_left(term: Term) -> bool:
@@ -82,7 +82,7 @@ async def _wait_taken(term: Term, leaving: Collection[Id]) -> tuple[EpochMember,
             _say_not_joined(term, rest, failed)
             return taken
         term.saves.pump(term.running, term.applied(), term.spent())
-        await term.tick()
+        await _wait_a_moment(term)
 
 
 def _list_failing_mates(
@@ -108,13 +108,17 @@ def _say_not_joined(term: Term, rest: Sequence[EpochMember], failed: Mapping[Id,
 async def _wait_joined(term: Term) -> None:
     """Wait until all members that stay have joined the next epoch, whoever else is in it."""
     while not (join_rules.have_joined(term.running, term.recent()) or _is_broken(term)):
-        await term.tick()
+        await _wait_a_moment(term)
+
+
+async def _wait_a_moment(term: Term) -> None:
+    regroup.look_for_silence(term)
+    await term.tick()
 
 
 def _is_broken(term: Term) -> bool:
     """Whether a member is lost that was not asked to leave, or is silent and outvoted."""
     epoch = term.running
-    regroup.look_for_silence(term)
     found = list_breaks(
         epoch,
         term.reports.aged(term.now()),
