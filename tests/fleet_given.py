@@ -8,7 +8,7 @@ from everstep_operator.evidence import MISSING, Claim, Evidence, Finding, is_kno
 from everstep_operator.fleet import apply
 from everstep_operator.fleet.actions import Action, Tell
 from everstep_operator.fleet.budget import Budget
-from everstep_operator.fleet.memory import FleetMemory, with_deleted
+from everstep_operator.fleet.memory import FleetMemory, with_deleted, with_refused
 from everstep_operator.fleet.observed import (
     Definition,
     Findings,
@@ -111,7 +111,8 @@ class Fleet:
         planned = self.plan()
         self.memory = planned.memory
         actions = list(planned.actions)[:only]
-        await apply.apply_plan(self.cluster, actions, self.now)
+        outcome = await apply.apply_plan(self.cluster, actions, self.now)
+        self.memory = with_refused(self.memory, outcome.refused, self.now)
         return actions
 
     async def settle(self, seconds: float = 3.0, *, pace: float = 0.5) -> "Fleet":

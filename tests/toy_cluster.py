@@ -54,6 +54,8 @@ class ToyCluster:
     clock: Callable[[], float] = lambda: 1.0
     refuses_lists: bool = False
     """Whether the API server answers 503 to lists of NodeQuarantines."""
+    refused: set[str] = field(default_factory=set)
+    """Names of objects whose changes an admission webhook refuses."""
     writes: list[str] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     pods: list[dict[str, Any]] = field(default_factory=list)
@@ -161,6 +163,7 @@ class ToyCluster:
         if key in self.objects:
             raise kube.AlreadyExists(409, "AlreadyExists", f"{key} exists")
         NodeQuarantineSpec.model_validate(body["spec"])
+        self._need_permission(key[1])
         stored = {name: part for name, part in body.items() if name != "status"}
         if dry_run:
             return stored
@@ -187,6 +190,7 @@ class ToyCluster:
         wanted = (body.get("metadata") or {}).get("resourceVersion")
         if wanted is not None and wanted != held["metadata"]["resourceVersion"]:
             raise kube.Conflict(409, "Conflict", f"{name} has changed")
+        self._need_permission(name)
         self.writes.append(f"patch {kind.plural} {name} {sub or ''}".strip())
         part = {"status": body["status"]} if sub == "status" else body
         merged = merge(held, copied(part))
@@ -194,6 +198,10 @@ class ToyCluster:
             NodeQuarantineSpec.model_validate(merged["spec"])
             NodeQuarantineStatus.model_validate(merged.get("status") or {})
         return copied(self._store(kind, merged))
+
+    def _need_permission(self, name: str) -> None:
+        if name in self.refused:
+            raise kube.Denied(403, "Forbidden", f"a webhook denied the change of {name}")
 
     def _of(self, plural: str) -> Objects:
         return [obj for (kind, _), obj in sorted(self.objects.items()) if kind == plural]

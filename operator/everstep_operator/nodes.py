@@ -34,6 +34,8 @@ class Mark:
     decided_at: float = 0.0
     evidence: tuple[Evidence, ...] = ()
     gone_pods: GonePods = ALL_PODS
+    machine: str = ""
+    """The machine that was marked; "" in marks of older versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,8 @@ class NodeFacts:
     unschedulable: bool = False
     taints: tuple[Object, ...] = ()
     mark: Mark | None = None
+    stale: Mark | None = None
+    """The mark of another machine, which had this Node object before."""
     answered: tuple[Evidence, ...] = ()
     expected: tuple[str, ...] = ()
     """UUIDs that this machine should have; another machine's are not used."""
@@ -82,6 +86,8 @@ def to_facts(node: Object) -> NodeFacts:
     machine = system.get("machineID") or system.get("systemUUID") or str(metadata.get("uid", ""))
     expected = _read(ExpectedGpus, annotations.get(names.ANNOTATION_EXPECTED_GPUS))
     answered = _read(Answered, annotations.get(names.ANNOTATION_ANSWERED))
+    mark = _read(Mark, annotations.get(names.ANNOTATION_CORDONED))
+    ours = mark is not None and mark.machine in ("", machine)
     return NodeFacts(
         name=metadata["name"],
         uid=str(metadata.get("uid", "")),
@@ -92,7 +98,8 @@ def to_facts(node: Object) -> NodeFacts:
         allocatable=_count(status.get("allocatable")),
         unschedulable=bool(spec.get("unschedulable", False)),
         taints=tuple(spec.get("taints") or ()),
-        mark=_read(Mark, annotations.get(names.ANNOTATION_CORDONED)),
+        mark=mark if ours else None,
+        stale=None if ours else mark,
         answered=answered.evidence if answered else (),
         expected=expected.uuids if expected and expected.machine == machine else (),
     )

@@ -183,7 +183,7 @@ def build_spec(quarantine: Quarantine) -> dict[str, Any]:
         "reason": quarantine.reason,
         "message": quarantine.message[:1024],
         "cordon": quarantine.cordon,
-        "gpu": quarantine.evidence[0].gpu if quarantine.evidence else "",
+        "gpu": quarantine.evidence[0].gpu[:128] if quarantine.evidence else "",
         "decidedAt": to_rfc3339(quarantine.decided_at),
         "evidence": [_from_evidence(one) for one in limited(quarantine.evidence)],
         "gonePods": list(quarantine.gone_pods.holders[:PODS_LIMIT]),

@@ -47,7 +47,15 @@ async def _release(port: Kube, nodes: Kube) -> int:
     quarantines = await _list_quarantines(port)
     found, _ = await port.list(kube.NODES)
     known = [q for obj in quarantines if (q := _read(obj)) is not None]
-    released = [await _release_node(port, nodes, obj, known) for obj in found]
+    released, refused = [], []
+    for obj in found:
+        try:
+            released.append(await _release_node(port, nodes, obj, known))
+        except (kube.Denied, kube.Invalid) as error:
+            log.warning("node %s is not released: %s", obj["metadata"]["name"], error.message)
+            refused.append(error)
+    if refused:
+        raise refused[0]
     for obj in quarantines:
         await _delete(nodes, obj)
     counts = f"{sum(released)} of {len(found)} nodes released, {len(quarantines)} NodeQuarantines"

@@ -17,6 +17,8 @@ class Roster:
     """By name."""
     marked: Collection[str]
     """Nodes with Everstep's mark."""
+    stale: Collection[str] = ()
+    """Nodes with a mark of the machine that had their name before."""
     gpu_nodes: int
 
 
@@ -24,6 +26,7 @@ def build_roster(nodes: Mapping[str, NodeFacts]) -> Roster:
     return Roster(
         nodes=nodes,
         marked=[node.name for node in nodes.values() if node.mark is not None],
+        stale=[node.name for node in nodes.values() if node.stale is not None],
         gpu_nodes=sum(node.has_gpus for node in nodes.values()),
     )
 
@@ -41,8 +44,9 @@ class LiveRoster:
         self._changed = mirror.follow()
         self._nodes: dict[str, NodeFacts] = {}
         self._marked: set[str] = set()
+        self._stale: set[str] = set()
         self._with_gpus: set[str] = set()
-        self.now = Roster(nodes=self._nodes, marked=self._marked, gpu_nodes=0)
+        self.now = self._view()
 
     def refresh(self) -> frozenset[str]:
         """Read the nodes that have changed since the last call; return their names, including those
@@ -52,12 +56,20 @@ class LiveRoster:
         self._changed.clear()
         for name in changed:
             self._read(name)
-        gpu_nodes = len(self._with_gpus)
-        self.now = Roster(nodes=self._nodes, marked=self._marked, gpu_nodes=gpu_nodes)
+        self.now = self._view()
         return changed
+
+    def _view(self) -> Roster:
+        return Roster(
+            nodes=self._nodes,
+            marked=self._marked,
+            stale=self._stale,
+            gpu_nodes=len(self._with_gpus),
+        )
 
     def _read(self, name: str) -> None:
         self._marked.discard(name)
+        self._stale.discard(name)
         self._with_gpus.discard(name)
         found = self._mirror.get(name)
         if found is None:
@@ -66,5 +78,7 @@ class LiveRoster:
         facts = self._nodes[name] = to_facts(found)
         if facts.mark is not None:
             self._marked.add(name)
+        if facts.stale is not None:
+            self._stale.add(name)
         if facts.has_gpus:
             self._with_gpus.add(name)

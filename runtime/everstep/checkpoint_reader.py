@@ -3,6 +3,7 @@ verifies them while it copies them.
 """
 
 import contextlib
+import errno
 import mmap
 import os
 import threading
@@ -31,6 +32,11 @@ BLOCK_BYTES = 2**20
 """A piece is checked and copied block by block, so that the copy finds the block in the cache."""
 TOUCH_BYTES = 2**22
 MOST_THREADS = 4
+MOST_MAPS = 256
+"""How many files are mapped at most. Each mapping keeps a descriptor, of which a process often has
+1,024, and the script needs some, too.
+"""
+_LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 INLINE_BYTES = 2**20
 """Less than this is read in the calling thread."""
 TRIES = 4
@@ -69,6 +75,7 @@ class Checkpoint:
         self._mend = mend
         self._tensors = {t.name: t for t in self.manifest.tensors}
         self._maps: dict[str, Bytes] = {}
+        """Least recently used first."""
         self._lock = threading.Lock()
         self._in_use = False
         threading.Thread(target=self._touch, name="everstep-map", daemon=True).start()
@@ -151,10 +158,19 @@ class Checkpoint:
             one.into.copy_(whole if one.part is None else whole[one.part])
 
     def _read(self, place: Place, at: int, room: Bytes) -> bool:
-        """Read the bytes from `at` on into `room`. Return whether they match their checksum."""
+        """Read the bytes from `at` on into `room`. Return whether they match their checksum.
+
+        Raises `StateError` if this process has no descriptors or no memory left.
+        """
         try:
             source = self._map(place.path)[place.start + at :][: len(room)]
-        except (OSError, ValueError):
+        except OSError as error:
+            if error.errno in _LACKING:
+                raise StateError(
+                    f"cannot read the checkpoint from {place.path}: {error}"
+                ) from error
+            return False
+        except ValueError:
             return False
         return len(source) == len(room) and copy(source, room) == place.sums.get(
             name_span(at, len(room))
@@ -180,13 +196,19 @@ class Checkpoint:
                     self._map(place.path)[first : first + TOUCH_BYTES : mmap.PAGESIZE].sum()
 
     def _map(self, path: str) -> Bytes:
-        """The bytes of a complete file. Raises OSError, ValueError."""
+        """The bytes of a complete file; the least recently used files are unmapped, once nobody
+        reads them any more. Raises OSError, ValueError.
+        """
         with self._lock:
-            if path not in self._maps:
+            found = self._maps.pop(path, None)
+            if found is None:
+                while len(self._maps) >= MOST_MAPS:
+                    del self._maps[next(iter(self._maps))]
                 with open(path, "rb") as file:
                     page = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                self._maps[path] = np.frombuffer(page, np.uint8)
-            return self._maps[path]
+                found = np.frombuffer(page, np.uint8)
+            self._maps[path] = found
+            return found
 
 
 def copy(source: Bytes, room: Bytes) -> int:

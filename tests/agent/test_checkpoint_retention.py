@@ -9,7 +9,7 @@ from agent.a_run import ARun, claim, commit, read_alone, upload
 from agent.restored import restore_newest
 from agent.unreliable import UnreliableStore
 from everstep_agent.checkpoint.chunk_upload import chunk_key
-from everstep_agent.checkpoint.retention import Retention
+from everstep_agent.checkpoint.retention import UNDELETED, Retention
 from everstep_agent.checkpoint.retention_rules import build_retire, choose_retired, step_of
 from everstep_agent.runlog.log_index import LogIndex
 from everstep_agent.storage import ObjectStore, open_store
@@ -202,6 +202,27 @@ async def test_deletions_that_failed_are_made_up_for_with_the_next_ones(tmp_path
             await retention.retire(run.claimed.token)
     listed = [*await store.list("manifests"), *await store.list("chunks")]
     assert [key for key in listed if run.log.index.is_retired(key)] == []
+
+
+async def test_what_could_not_be_deleted_for_long_is_deleted_by_a_later_coordinator(
+    tmp_path: Path,
+) -> None:
+    """A coordinator remembers only some of the entries, and its successor only the newest."""
+    store = UndeletableStore(open_store("memory://", "", {}))
+    run = await a_run(store, tmp_path, 2)
+    assert run.claimed
+    retention = Retention(store, run.log, keep=1)
+    store.stuck = True
+    for step in range(4, 4 + 2 * UNDELETED + 6, 2):
+        await run.save(step, since=step - 2)
+        assert await retention.check(run.log.commits[-1], read_alone(store)) == ""
+        with pytest.raises(Unreachable):
+            await retention.retire(run.claimed.token)
+    store.stuck = False
+    await Retention(store, run.log, keep=1).retire(run.claimed.token)
+    listed = [*await store.list("manifests"), *await store.list("chunks")]
+    assert [key for key in listed if run.log.index.is_retired(key)] == []
+    assert (await verify_run(store)).problems == ()
 
 
 async def test_what_a_dropped_save_left_behind_is_collected(

@@ -136,3 +136,31 @@ async def test_newer_saves_do_not_take_the_place_of_the_one_that_is_uploaded(
         assert parts[0].step == 3
     finally:
         await uploads.close()
+
+
+async def test_no_rank_of_a_pod_sends_again_what_its_committed_save_holds(tmp_path: Path) -> None:
+    """For example frozen layers. The parts that other ranks sent for the same step change nothing."""
+    store, heard = GatedStore(), asyncio.Queue[Part]()
+    store.gate.set()
+    listener = Listener(
+        on_part=heard.put_nowait, on_failed=lambda staged, rank: None, on_held=lambda: None
+    )
+    uploads = an_upload_queue(store, tmp_path, listener)
+    try:
+        for step, shown in ((3, 3), (6, 3)):
+            folder = tmp_path / str(step)
+            folder.mkdir()
+            parts = []
+            for rank in (0, 1):
+                staged = stage(folder, epoch=1, step=shown, rank=rank, world=2)
+                uploads.add(replace(staged, step=step), rank)
+                parts.append(await asyncio.wait_for(heard.get(), 30))
+            if step == 3:
+                uploads.committed(1, 3)
+                store.calls.clear()
+        sent = [key for verb, key in store.calls if verb == "put"]
+        assert not [key for key in sent if key in {c.key for c in parts[1].chunks}]
+        assert parts[1].chunks
+        assert all("/0000000003/" in chunk.key for chunk in parts[1].chunks)
+    finally:
+        await uploads.close()

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from agent.a_run import ARun, content
+from agent.retiring import RetiringStore
 from agent.unreliable import UnreliableStore
 from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.storage import open_store
@@ -66,3 +67,21 @@ async def test_what_is_not_there_is_said(store: UnreliableStore, tmp_path: Path)
     await ARun(empty, tmp_path).claim(1)
     with pytest.raises(NothingToFetch, match="the run has no checkpoint yet"):
         await fetch_checkpoint(empty, tmp_path)
+
+
+async def test_if_the_job_retires_the_checkpoint_meanwhile_the_next_one_is_fetched(
+    tmp_path: Path,
+) -> None:
+    """And not an older one that is pinned, as if the newest were damaged."""
+    store = RetiringStore()
+    run = ARun(store, tmp_path / "staged")
+    await run.claim(1)
+    await run.save(4, pins=("first",))
+    await run.save(9, since=4)
+    store.run = run
+    found = await fetch_checkpoint(store, tmp_path)
+    assert (found.step, found.skipped) == (10, ())
+    assert read(found, "w") == content(10)
+    store.run = run
+    with pytest.raises(NothingToFetch, match=r"of step 10 was retired while it was read: pin one"):
+        await fetch_checkpoint(store, tmp_path, step=10)

@@ -107,6 +107,37 @@ async def test_a_member_that_leaves_saves_first_and_then_its_workers_end() -> No
     assert term.running.boundary is None
 
 
+async def test_a_leave_that_is_withdrawn_before_its_save_leaves_no_open_incident() -> None:
+    """Otherwise the next loss, perhaps days later, would be reported as this one."""
+    term = a_term(wanting(2, leave=(1,)), in_place=1)
+    term.change(term.state.begin_epoch(an_epoch(stage=Stage.RUNNING)))
+    for report in (stepping(0), stepping(1)):
+        term.take(replace(report, in_place=True))
+    watch, workers = boundary_turn.Watch.start(0.0), [a_worker(), a_worker()]
+    boundary_turn.settle(term, watch, workers, 1.0)
+    term.want(wanting(2))
+    term.change(term.state.disarm())
+    boundary_turn.settle(term, watch, workers, 2.0)
+    assert term.state.incidents.current is None
+    (closed,) = term.state.incidents.levels()
+    assert (closed.cause, closed.open, closed.steps_lost) == ("Leave", False, 0)
+    assert "withdrawn" in closed.message
+    assert term.running.incident == ""
+    term.open_incident(boundary_turn.Cause(name="WorkerDied", message="killed", slots=(0,)))
+    assert term.state.incidents.levels()[-1].cause == "WorkerDied"
+
+
+async def test_if_all_members_are_to_leave_none_does_so_where_others_join() -> None:
+    """There would be nobody left to hand the state over."""
+    term = a_term(wanting(2, leave=(1,)), in_place=1)
+    joining = (a_member(2, node_rank=1),)
+    term.change(term.state.begin_epoch(an_epoch(stage=Stage.RUNNING, joining=joining)))
+    watch = replace(boundary_turn.Watch.start(0.0), may_leave_at=1.0)
+    assert boundary_turn.list_free_to_leave(term, watch) == ((1, 0, 1),)
+    term.want(wanting(2, leave=(0, 1)))
+    assert boundary_turn.list_free_to_leave(term, watch) == ()
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"in_place": 0}, {"in_place": 1, "on_loss": "Wait"}],

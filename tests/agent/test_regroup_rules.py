@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from agent.given import a_member, a_report, a_worker, an_epoch, stepping
+from agent.given import a_member, a_report, a_worker, an_epoch, ended, stepping
 from everstep_agent.coordinator import regroup_rules
-from everstep_agent.coordinator.members import list_lost
+from everstep_agent.coordinator.members import list_lost, list_never_entered
 from everstep_agent.coordinator.regroup_rules import AskVector, Impossible, Plan, Wait
 from everstep_agent.peers.agent_report import AgentReport, State
-from everstep_agent.peers.epoch_level import Boundary, Stage
+from everstep_agent.peers.epoch_level import Boundary, InPlace, Stage
 from everstep_agent.peers.places import place_members
 from everstep_contract.log import Commit
 from everstep_contract.wire import Standing
@@ -105,6 +105,21 @@ def test_standings_that_do_not_go_together_are_refused(told, reason):
 
 
 # --- decide_regroup ------------------------------------------------------------------------------
+
+
+def test_a_newcomer_that_died_before_its_agent_entered_the_epoch_is_not_waited_for():
+    begun = InPlace(former=2, applied=5, reductions=0)
+    epoch = an_epoch(3, number=3, in_place=begun)
+    others = [replace(held(slot), epoch=3) for slot in (0, 1)]
+    newcomer = a_report(2, epoch=0, fresh=(), ended=ended(1))
+    told = [*others, newcomer]
+    assert list_never_entered(epoch, told) == {(2, 0, 1)}
+    survivors, decision = regroup_rules.decide_regroup(epoch, told, list_never_entered(epoch, told))
+    assert isinstance(decision, Plan)
+    assert [m.slot for m in survivors] == [0, 1]
+    not_yet = [replace(newcomer, ended=()), replace(newcomer, epoch=2), replace(newcomer, epoch=3)]
+    assert not any(list_never_entered(epoch, [report]) for report in not_yet)
+    assert not list_never_entered(replace(epoch, in_place=None), told)
 
 
 def decide(reports, *, count=3, lost=()):

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from agent.a_term import a_term
-from agent.given import a_claim, a_member, a_report, an_epoch, stepping, wanting
-from agent.test_regroup_rules import held
+from agent.given import a_claim, a_member, a_report, an_epoch, ended, stepping, wanting
+from agent.test_regroup_rules import dead, held
 from everstep_agent.coordinator import join, regroup, silence, silence_rules
 from everstep_agent.coordinator.breaks import Break
 from everstep_agent.coordinator.term import Term
@@ -91,4 +91,32 @@ async def test_newcomers_do_not_delay_the_recovery_from_a_silent_member(
             await hold(term, 0.05, 0, 1)
     assert regroup.list_outvoted(term) == {(2, 0, 1)}
     assert term.running.number == 1, "the members go on as after any loss"
+    await term.close()
+
+
+async def test_members_that_wait_for_one_that_leaves_late_join_the_same_epoch_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its worker takes longer to end than members may take to join. The newcomer takes its place all the same."""
+    monkeypatch.setattr(join, "JOIN_SECONDS", 0.3)
+    epoch = replace(an_epoch(2), boundary=Boundary(step=5, hold=True, confirmed=True))
+    members = tuple(i for m in epoch.members for i in m.ids())
+    term = a_term(wanting(2, leave=(1,)), in_place=1)
+    assert await term.run_log.append(a_claim(1, token=epoch.token, members=members))
+    term.change(term.state.begin_epoch(replace(epoch, joining=(a_member(2),))))
+    newcomer = a_report(2, in_place=True, fresh=(), prepared=(1,), taken=5)
+    proposed = []
+    for late in (True, False):
+        admitting = asyncio.create_task(join.admit(term, ((1, 0, 1),)))
+        async with asyncio.timeout(10):
+            while not admitting.done():
+                term.take(newcomer)
+                await hold(term, 0.05, 0, *([1] if late else []))
+                if not late:
+                    term.take(joined(term, replace(dead(1), ended=ended(1))))
+        await admitting
+        if late:
+            proposed.append((term.running.successor, term.running.successor_token))
+    assert (term.running.number, term.running.token) == proposed[0]
+    assert [m.slot for m in term.running.members] == [0, 2]
     await term.close()

@@ -31,6 +31,7 @@ CASES = [
     (FileNotFoundError, (404, "NoSuchBucket"), errors.BucketMissing, "create it"),
     (AlreadyExistsError, (412, "PreconditionFailed"), errors.AlreadyExists, "it exists"),
     (AlreadyExistsError, (409, "ConditionalRequestConflict"), errors.Conflict, "409"),
+    (AlreadyExistsError, (409, "BlobAlreadyExists"), errors.AlreadyExists, "it exists"),
     (PermissionDeniedError, (403, "AccessDenied"), errors.Denied, "needs to read, write"),
     (PermissionDeniedError, (403, "ExpiredToken"), errors.Denied, "AWS_SESSION_TOKEN"),
     (GenericError, (503, "SlowDown"), errors.Busy, "SlowDown"),

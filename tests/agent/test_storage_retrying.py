@@ -1,3 +1,6 @@
+import asyncio
+import hashlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,6 +9,7 @@ from agent.unreliable import UnreliableStore
 from everstep_agent.storage import open_store
 from everstep_agent.storage.errors import AlreadyExists, Denied, NotFound, Unreachable
 from everstep_agent.storage.retrying import Patience, Retrying, choose_delay
+from everstep_agent.storage.store import SLOWEST
 
 
 def retrying(inner: UnreliableStore, deadline_s: float = 5.0) -> tuple[Retrying, list[float]]:
@@ -73,3 +77,29 @@ def test_delays_grow_to_a_ceiling_and_never_vanish(tries: int, chance: float) ->
     patience = Patience()
     delay = choose_delay(tries, patience, chance)
     assert patience.first_s / 2 <= delay <= patience.longest_s
+
+
+class SlowStore(UnreliableStore):
+    """Its connection moves data for longer than the deadline."""
+
+    async def _write(self, verb: str, key: str, body: bytes | memoryview) -> None:
+        await asyncio.sleep(1.2)
+        await super()._write(verb, key, body)
+
+    async def get(self, key: str) -> bytes:
+        await asyncio.sleep(1.2)
+        return await super().get(key)
+
+
+async def test_a_try_that_moves_a_chunk_may_last_longer_than_the_deadline() -> None:
+    """Otherwise each try would be cut and begun again, and no chunk would ever arrive."""
+    slow = SlowStore(open_store("memory://", "", {}))
+    store, waits = retrying(slow, deadline_s=1.0)
+    await slow.inner.put("a", b"x" * 100)
+    small = asyncio.ensure_future(store.put("c", b"x"))
+    _, (size, _) = await asyncio.gather(
+        store.put("b", bytes(2 * SLOWEST)), store.stream("a", hashlib.sha256)
+    )
+    assert (size, waits) == (100, [])
+    with pytest.raises(Unreachable, match="did not complete a request within 1 s"):
+        await small

@@ -5,6 +5,7 @@ import pytest
 
 from agent.a_run import ARun, entry
 from agent.restored import fetch
+from agent.retiring import RetiringStore
 from agent.unreliable import UnreliableStore
 from everstep_agent.checkpoint.restore import choose_chunks
 from everstep_agent.storage import open_store
@@ -116,3 +117,14 @@ def test_two_reductions_of_a_step_must_see_the_same_samples() -> None:
     assert proof.find_problems([entry(1), other], 1) == [
         "step 1: its loops over feed 1 saw different samples"
     ]
+
+
+async def test_if_the_job_retires_the_checkpoint_meanwhile_the_next_one_is_verified(
+    tmp_path: Path,
+) -> None:
+    store = RetiringStore()
+    store.run = run = ARun(store, tmp_path)
+    await run.claim(1)
+    await run.save(4)
+    verified = await verify.verify_run(store)
+    assert (verified.problems, verified.steps, verified.commits) == ((), 5, 1)

@@ -7,6 +7,7 @@ from everstep_operator import kube
 from everstep_operator.evidence import MISSING
 from everstep_operator.fleet.actions import CreateQuarantine, Tell
 from everstep_operator.fleet.budget import Budget, parse_budget
+from everstep_operator.fleet.memory import REFUSED_SECONDS
 from everstep_operator.fleet.observed import Policy
 from everstep_operator.values import NodeState
 from fleet_given import START, Fleet
@@ -328,3 +329,47 @@ def test_a_silent_exporter_is_told_on_its_node_and_nothing_else_is_done() -> Non
         "node node-2: every scrape since 12:00:00Z failed: refused; Everstep takes no action"
     )
     assert not [action for action in fleet.plan().actions if not isinstance(action, Tell)]
+
+
+# --- what the API server refuses
+
+
+async def test_a_node_whose_change_is_refused_holds_up_no_other() -> None:
+    fleet = a_fleet().break_("node-1")
+    fleet.cluster.refused.add("node-1")
+    await fleet.settle()
+    await fleet.break_("node-2", at=fleet.now).settle()
+    assert cordoned(fleet) == ["node-2"]
+    fleet.heal("node-1").heal("node-2").break_("node-3", at=fleet.now)
+    await fleet.delete()
+    assert cordoned(fleet) == ["node-3"], "node-2 is released, and node-3 is cordoned"
+
+
+async def test_a_quarantine_that_is_refused_holds_up_no_other_and_is_tried_again() -> None:
+    fleet = a_fleet().break_("node-1").break_("node-2", at=START + 0.5)
+    refused, _ = (action.quarantine.name for action in fleet.plan().actions)  # type: ignore[union-attr]
+    fleet.cluster.refused.add(refused)
+    await fleet.settle()
+    assert cordoned(fleet) == ["node-2"]
+    fleet.cluster.refused.clear()
+    await fleet.settle(REFUSED_SECONDS)
+    assert cordoned(fleet) == ["node-1", "node-2"]
+
+
+# --- another machine under the same Node object
+
+
+async def test_a_node_object_that_another_machine_took_over_is_released() -> None:
+    """For example after a new installation, where nobody deletes the Node."""
+    fleet = a_fleet(budget=1, taints=[OTHERS_TAINT])
+    await fleet.break_("node-1").settle()
+    info = {"machineID": "new", "bootID": "boot-2"}
+    fleet.heal("node-1").cluster.change_node("node-1", {"status": {"nodeInfo": info}})
+    await fleet.settle()
+    node = fleet.cluster.nodes()["node-1"]
+    assert (node.unschedulable, node.taints) == (False, (OTHERS_TAINT,))
+    assert names.ANNOTATION_CORDONED not in fleet.cluster.node("node-1")["metadata"]["annotations"]
+    assert fleet.states() == {}
+    assert fleet.cluster.quarantines()[0].state == "NodeReplaced"
+    await fleet.break_("node-1", at=fleet.now).settle()
+    assert cordoned(fleet) == ["node-1"], "the new machine has a fault of its own"

@@ -161,3 +161,30 @@ async def test_a_few_that_vanish_without_an_event_count_as_deleted(late: bool) -
     fleet.now += 50 if late else 0
     await fleet.delete(observed=False)
     assert cordoned(fleet) == []
+
+
+async def test_deleted_quarantines_that_a_finalizer_holds_release_their_nodes_and_stay_deleted() -> (
+    None
+):
+    fleet = await a_rack()
+    for quarantine in fleet.cluster.quarantines():
+        held = fleet.cluster.objects["nodequarantines", quarantine.name]
+        held["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:00Z"
+    await fleet.settle(15)
+    assert cordoned(fleet) == []
+    assert "ManyQuarantinesLost" not in fleet.cluster.reasons()
+    remove_all(fleet)
+    await fleet.settle(15)
+    assert (fleet.cluster.quarantines(), cordoned(fleet)) == ((), [])
+
+
+async def test_a_new_leader_releases_the_node_of_a_deleted_quarantine_that_a_finalizer_holds() -> (
+    None
+):
+    fleet = await a_rack(1)
+    (quarantine,) = fleet.cluster.quarantines()
+    held = fleet.cluster.objects["nodequarantines", quarantine.name]
+    held["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:00Z"
+    await fleet.restart().settle(15)
+    assert cordoned(fleet) == []
+    assert fleet.cluster.reasons().count("NodeReleased") == 1

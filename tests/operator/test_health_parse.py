@@ -167,3 +167,16 @@ def test_what_is_not_plain_is_left_to_the_official_parser(text: str, value: floa
     assert found.value == value
     with pytest.raises(ValueError, match=r"."):
         parse._parse_line(f"DCGM_FI_DEV_GPU_TEMP{text}x")
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b'DCGM_FI_DEV_GPU_TEMP{gpu="0", ="x"} 40\n',
+        b'DCGM_FI_DEV_GPU_TEMP{ gpu="0", UUID="GPU-a"} ' + b"9" * 400 + b"\n",
+    ],
+    ids=["an empty label name", "an integer that no float can hold"],
+)
+def test_a_line_that_the_library_fails_on_costs_only_itself(odd: bytes) -> None:
+    found = parse.parse_page((PAGES / "healthy.txt").read_bytes() + odd, METRICS)
+    assert len(found.gpus) >= 2

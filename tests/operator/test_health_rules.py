@@ -160,6 +160,11 @@ def test_empty_pages_of_a_node_that_offers_no_gpu_any_more_mean_gone() -> None:
     assert history.scrape(HEALTHY, *[a_failure(FailureKind.EMPTY)] * 3).states() == ["gone", "gone"]
 
 
+def test_the_same_without_a_good_page_because_the_operator_is_new() -> None:
+    history = History(facts=a_node(allocatable=0, expected=(A, B)))
+    assert history.scrape(*[a_failure(FailureKind.EMPTY)] * 3).states() == ["gone", "gone"]
+
+
 @pytest.mark.parametrize("kind", list(FailureKind))
 def test_an_exporter_gone_silent_is_unknown_after_three_scrapes_and_never_more(
     kind: FailureKind,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from everstep_operator.health import parse
 from everstep_operator.health.outcomes import FailureKind, ScrapeFailure, Target
 from everstep_operator.health.parse import Page
 from everstep_operator.health.rules.registry import load_rules
@@ -72,6 +73,24 @@ async def test_a_closed_port_is_refused(scraper: Scraper) -> None:
     ).outcome
     assert isinstance(outcome, ScrapeFailure)
     assert outcome.kind is FailureKind.REFUSED
+
+
+async def test_a_page_that_cannot_be_parsed_at_all_costs_the_others_nothing(
+    scraper: Scraper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parse_page(body: bytes, metrics: parse.Metrics) -> Page:
+        if b"odd" in body:
+            raise RuntimeError("a defect in the parser")
+        return genuine(body, metrics)
+
+    genuine = parse.parse_page
+    monkeypatch.setattr(parse, "parse_page", parse_page)
+    async with running_exporter(PAGE + "# odd\n") as odd, running_exporter(PAGE) as good:
+        targets = [Target(node="odd", url=odd.url), Target(node="good", url=good.url)]
+        first, second = (scrape.outcome for scrape in await scraper.scrape_all(targets))
+    assert isinstance(first, ScrapeFailure)
+    assert first.kind is FailureKind.UNPARSABLE
+    assert isinstance(second, Page)
 
 
 async def test_one_exporter_that_hangs_does_not_hold_up_the_others(scraper: Scraper) -> None:

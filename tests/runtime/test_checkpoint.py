@@ -1,8 +1,11 @@
 """Several ranks stage the tracked state, and any number of ranks reads it back."""
 
+import contextlib
 import json
+import os
+import resource
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler, swa_utils
 
-from everstep import staging, state
+from everstep import checkpoint_reader, staging, state
 from everstep.checkpoint_reader import Checkpoint
 from everstep.errors import Misuse, StateError
 from everstep.shares import part_of
@@ -111,6 +114,38 @@ def test_a_chunk_whose_copies_are_all_damaged_is_refused(
         Checkpoint(said["manifest"], said["places"], lambda digest, place: place).tensor("x")
     with pytest.raises(StateError, match=r"the chunk .* is damaged"):
         Checkpoint(said["manifest"], said["places"]).tensor("x")
+
+
+@contextlib.contextmanager
+def descriptors(more: int) -> Iterator[None]:
+    """A context in which this process can open only so many more files."""
+    former = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(0, held + 1 + more), former[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, former)
+
+
+def test_a_checkpoint_may_have_more_chunks_than_the_process_may_open_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_reader, "MOST_MAPS", 16)
+    tensors = {"x": torch.randn(200, 3)}
+    said = commit(tmp_path, staged_by(tmp_path, tensors, 200))
+    with descriptors(64):
+        found = Checkpoint(*places_of(said)).tensor("x")
+    assert torch.equal(found, tensors["x"])
+
+
+def test_a_process_without_descriptors_does_not_take_a_chunk_for_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Checkpoint, "_touch", lambda self: None)
+    reader = Checkpoint(*places_of(commit(tmp_path, staged_by(tmp_path, {"x": torch.ones(4)}, 1))))
+    with descriptors(-1000), pytest.raises(StateError, match="Too many open files"):
+        reader.tensor("x")
 
 
 def test_a_module_is_read_into_its_own_tensors(tmp_path: Path) -> None:

@@ -52,3 +52,17 @@ class Tell:
 
 
 Action = CreateQuarantine | PatchSpec | PatchStatus | PatchNode | Tell
+
+ActionKey = tuple[str, str]
+"""Kind of an action, and the name of its object."""
+
+
+def key_of(action: Action) -> ActionKey:
+    match action:
+        case PatchNode(node=node):
+            name = node.name
+        case Tell(node=node_name):
+            name = node_name
+        case _:
+            name = action.quarantine.name
+    return type(action).__name__, name

@@ -12,16 +12,23 @@ from everstep_operator import kube
 from everstep_operator.evidence import to_rfc3339
 from everstep_operator.fleet.actions import (
     Action,
+    ActionKey,
     CreateQuarantine,
     PatchNode,
     PatchSpec,
     PatchStatus,
     Tell,
+    key_of,
 )
+from everstep_operator.fleet.memory import REFUSED_SECONDS
 from everstep_operator.pacing import Lane
 from everstep_operator.quarantines import build_object, build_spec
 
 COMPONENT = "everstep-operator"
+REFUSALS = frozenset({400, 403, 413, 422})
+"""Statuses that concern one object. Of the others, 401 concerns this process, and 405 means that
+the CRD is being deleted.
+"""
 EVENT_NAMESPACE = "default"
 """Where Events about cluster-scoped objects live."""
 
@@ -62,6 +69,8 @@ class Outcome:
     """Nodes as returned by the patches."""
     again: bool = False
     """Something had changed since it was read: observe again."""
+    refused: set[ActionKey] = field(default_factory=set)
+    """Actions that the API server refuses."""
 
 
 async def apply_plan(
@@ -69,26 +78,39 @@ async def apply_plan(
 ) -> Outcome:
     """Apply the actions. `events` writes the Events if they need another identity than nodes do.
 
-    Raises `kube.KubeError`, except `Conflict` and `Gone`, which end the plan. What was done before
-    stays done.
+    An action that the API server refuses (an admission webhook, a policy) holds up no other.
+
+    Raises `kube.KubeError`, except these, and `Conflict` and `Gone`, which end the plan. What was
+    done before stays done.
     """
     outcome = Outcome()
     for action in actions:
         try:
-            await _apply(port, events or port, action, now, outcome)
+            done = await _apply(port, events or port, action, now, outcome)
         except (kube.Conflict, kube.Gone) as error:
             log.info("%s: %s; observing again", type(action).__name__, error.message)
             outcome.again = True
             break
-        outcome.done.append(type(action).__name__)
+        except (kube.Denied, kube.Invalid) as error:
+            if error.status not in REFUSALS:
+                raise
+            key = key_of(action)
+            outcome.refused.add(key)
+            text = "%s of %s is refused: %s; other nodes are not affected, and it is tried again in %.0f s"
+            log.warning(text, *key, error.message, REFUSED_SECONDS)
+            continue
+        if done:
+            outcome.done.append(type(action).__name__)
     return outcome
 
 
-async def _apply(port: Port, events: Port, action: Action, now: float, outcome: Outcome) -> None:
+async def _apply(port: Port, events: Port, action: Action, now: float, outcome: Outcome) -> bool:
+    """Return whether it changed anything."""
     match action:
         case CreateQuarantine(quarantine=quarantine):
-            done = await _create(port, build_object(quarantine))
-            await _tell(events, action, "Node", quarantine.node, now) if done else None
+            if not await _create(port, build_object(quarantine)):
+                return False
+            await _tell(events, action, "Node", quarantine.node, now)
         case PatchSpec(quarantine=quarantine):
             body = _versioned(quarantine.version, spec=build_spec(quarantine))
             await port.patch(kube.QUARANTINES, quarantine.name, body)
@@ -104,6 +126,7 @@ async def _apply(port: Port, events: Port, action: Action, now: float, outcome: 
             await _tell(events, action, "Node", node.name, now)
         case Tell(node=name):
             await _tell(events, action, "Node" if name else "Namespace", name or "default", now)
+    return True
 
 
 async def _create(port: Port, body: kube.Object) -> bool:

@@ -49,8 +49,9 @@ def _is_ours(node: NodeFacts, quarantines: Iterable[Quarantine]) -> bool:
     """According to the mark; if it is unreadable, according to the status of the node's
     NodeQuarantine.
     """
-    if node.mark is not None:
-        return node.mark.cordoned
+    mark = node.mark or node.stale
+    if mark is not None:
+        return mark.cordoned
     return any((q.status or {}).get("cordoned") for q in quarantines if q.node == node.name)
 
 

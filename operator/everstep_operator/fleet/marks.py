@@ -30,6 +30,7 @@ def build_mark(node: NodeFacts, quarantine: Quarantine, now: float) -> Mark:
         decided_at=quarantine.decided_at,
         evidence=limited(quarantine.evidence),
         gone_pods=quarantine.gone_pods,
+        machine=node.machine,
     )
 
 
@@ -86,10 +87,11 @@ def build_release(
         ),
     }
     spec: dict[str, Any] = {}
-    if node.mark is not None and node.mark.quarantine == quarantine_name:
+    mark = node.mark or node.stale
+    if mark is not None and mark.quarantine == quarantine_name:
         annotations[names.ANNOTATION_CORDONED] = None
         spec["taints"] = _others(node)
-        if node.mark.cordoned:
+        if mark.cordoned:
             spec["unschedulable"] = None
     return _patch(node, annotations, spec)
 

@@ -6,7 +6,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from everstep_operator.fleet.actions import Action, ActionKey, key_of
 from everstep_operator.quarantines import Quarantine
+
+REFUSED_SECONDS = 30.0
+"""How long an action that the API server refused is not tried again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +32,17 @@ class FleetMemory:
     """Faulty nodes that the cordon budget admits although no NodeQuarantine says so (yet): see
     `budget`.
     """
+    refused: Mapping[ActionKey, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Actions that the API server refused → until when they are not tried again."""
+
+    def may_try(self, action: Action, now: float) -> bool:
+        return now >= self.refused.get(key_of(action), now)
+
+
+def with_refused(memory: FleetMemory, keys: Collection[ActionKey], now: float) -> FleetMemory:
+    known = {key: until for key, until in memory.refused.items() if until > now}
+    new = dict.fromkeys(keys, now + REFUSED_SECONDS)
+    return replace(memory, refused=MappingProxyType({**known, **new}))
 
 
 def with_deleted(memory: FleetMemory, quarantine: Quarantine) -> FleetMemory:

@@ -9,7 +9,7 @@ from everstep_operator import kube
 from everstep_operator.evidence import from_rfc3339
 from everstep_operator.fleet import apply, release
 from everstep_operator.fleet.actions import Action, Tell
-from everstep_operator.fleet.memory import FleetMemory, with_deleted
+from everstep_operator.fleet.memory import FleetMemory, with_deleted, with_refused
 from everstep_operator.fleet.observed import SERVED, Definition, Findings, Observed, Policy
 from everstep_operator.fleet.observing import plan_observing
 from everstep_operator.fleet.plan import Plan, plan
@@ -78,7 +78,9 @@ class FleetPasses:
 
     async def apply(self, planned: Plan, now: float) -> apply.Outcome:
         actions = self._without_repeats(planned.actions)
-        return await apply.apply_plan(self._nodes, actions, now, self._port)
+        outcome = await apply.apply_plan(self._nodes, actions, now, self._port)
+        self.memory = with_refused(self.memory, outcome.refused, now)
+        return outcome
 
     def _without_repeats(self, actions: Iterable[Action]) -> list[Action]:
         """Drops messages that the last pass already reported."""

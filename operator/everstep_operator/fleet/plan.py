@@ -68,10 +68,10 @@ def plan(observed: Observed, memory: FleetMemory, policy: Policy, now: float) ->
     view = build_view(observed, memory, policy, now)
     wake_after = policy.settle_seconds if view.losses.waiting else None
     kept = replace(view.losses.memory, admitted=view.admitted)
-    counted = tuple(_plan_counting(view))
+    counted = tuple(a for a in _plan_counting(view) if memory.may_try(a, now))
     if counted:
         return Plan(actions=counted, memory=kept, wake_after=wake_after)
-    actions = tuple(_plan_actions(view))
+    actions = tuple(a for a in _plan_actions(view) if memory.may_try(a, now))
     memory = _with_repairs(kept, actions, now)
     return Plan(actions=actions, memory=memory, wake_after=wake_after)
 
@@ -165,6 +165,7 @@ def report_silences(view: View) -> Iterator[Tell]:
 
 
 def plan_releases(view: View) -> Iterator[PatchNode]:
+    yield from _plan_stale(view)
     memory = view.losses.memory
     for name in view.losses.release:
         for node in release.choose_nodes(name, view.observed.roster, memory):
@@ -179,6 +180,23 @@ def plan_releases(view: View) -> Iterator[PatchNode]:
                     "not quarantine it again"
                 ),
             )
+
+
+def _plan_stale(view: View) -> Iterator[PatchNode]:
+    """Another machine has taken over the Node object, with the marks of the one before it."""
+    for name in sorted(view.observed.roster.stale):
+        node = view.observed.nodes[name]
+        assert node.stale is not None
+        was = node.stale.quarantine
+        yield PatchNode(
+            node=node,
+            body=marks.build_release(node, was, ()),
+            reason=release.REASON_RELEASED,
+            message=(
+                f"node {name} is released, because it is another machine now: NodeQuarantine {was} was written for the "
+                "machine that had this name before"
+            ),
+        )
 
 
 def _plan_marks(view: View) -> Iterator[PatchNode]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from everstep_operator.evidence import Evidence, Finding, is_known, still_applies
-from everstep_operator.fleet.memory import FleetMemory, remember
+from everstep_operator.fleet.memory import FleetMemory, remember, with_deleted
 from everstep_operator.fleet.observed import Definition, Observed, Policy
 from everstep_operator.nodes import Mark, NodeFacts
 from everstep_operator.quarantines import Quarantine, binds, from_mark
@@ -69,6 +69,9 @@ def _is_settled(quarantine: Quarantine, nodes: Mapping[str, NodeFacts]) -> bool:
 def decide_losses(observed: Observed, memory: FleetMemory, policy: Policy, now: float) -> Losses:
     there = {q.name: q for q in observed.quarantines or () if not q.deleting}
     unread = observed.unread
+    for quarantine in observed.quarantines or ():
+        if quarantine.deleting:  # someone deleted it, and a finalizer still holds it
+            memory = with_deleted(memory, quarantine)
     absent = find_absent(observed.roster, there.values(), unread, memory)
     memory = remember(memory, there, absent, unread, now)
     memory = _note_lost(memory, observed.definition, policy, now)

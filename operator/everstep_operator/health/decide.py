@@ -117,7 +117,8 @@ def _all_missing(memory: NodeMemory, facts: NodeFacts, limits: Limits) -> Iterat
     if not facts.gpus or facts.allocatable or memory.failures < limits.missing_scrapes:
         return
     onset = Onset(at=memory.failing_since, appeared=memory.last_good is not None)
-    for uuid, gpu in sorted(memory.gpus.items()):
+    expected = {uuid: GpuMemory() for uuid in facts.expected}  # this process may have seen no page
+    for uuid, gpu in sorted({**expected, **memory.gpus}.items()):
         evidence = _evidence(uuid, facts, MISSING, 0, onset, facts.boot)
         if gpu.missing or is_known(evidence, facts.answered):
             continue

@@ -112,7 +112,7 @@ def _samples(lines: bytes) -> tuple[list[Sample], int]:
     for line in filter(None, lines.decode(errors="replace").split("\n")):
         try:
             samples += _parse_line(line)
-        except ValueError:
+        except (ValueError, IndexError, OverflowError):  # IndexError: an empty label name
             bad += 1
     return samples, bad
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Iterable
 
@@ -9,6 +10,8 @@ import aiohttp
 
 from everstep_operator.health import parse
 from everstep_operator.health.outcomes import FailureKind, Scrape, ScrapeFailure, Target
+
+log = logging.getLogger(__name__)
 
 BODY_LIMIT = 8 * 1024 * 1024
 CONCURRENT = 64
@@ -91,6 +94,9 @@ class Scraper:
         except parse.PageError as error:
             kind = FailureKind.EMPTY if error.empty else FailureKind.UNPARSABLE
             return ScrapeFailure(kind=kind, message=f"{url}: {error}")
+        except Exception as error:  # one odd page must not end the round for all others
+            log.exception("the page of %s", url)
+            return ScrapeFailure(kind=FailureKind.UNPARSABLE, message=f"{url}: {error!r}")
         self._pages[url] = (digest, page)
         return page
 

@@ -185,7 +185,9 @@ class Retention:
             await self.delete(entry)
 
     async def collect(self, token: str) -> Retire | None:
-        """Retire leftovers of saves that were never committed."""
+        """Retire leftovers of saves that were never committed, and delete what was retired and is
+        still there.
+        """
         newest = self._log.index.newest_resumable
         claim = self._log.newest_claim
         kept = await self._kept(())
@@ -193,6 +195,7 @@ class Retention:
             return None
         keys = [*await self._store.list("manifests"), *await self._store.list("chunks")]
         named = {c.key for m in kept for c in m.chunks}
+        await self._delete_leftovers(keys, named)
         gone = choose_garbage(keys, named, self._log.index, newest.step)
         if not gone.manifests and not gone.chunks:
             return None
@@ -204,6 +207,12 @@ class Retention:
                 chunks=tuple(sorted(gone.chunks)),
             )
         )
+
+    async def _delete_leftovers(self, keys: Collection[str], named: Collection[str]) -> None:
+        """Delete retired objects whose deletion was refused, or that a former coordinator left."""
+        log = self._log.index
+        left = [k for k in keys if log.is_retired(k) and k not in named and step_of(k) is not None]
+        await all_of(self._delete(key) for key in left)
 
 
 def _describe_blocked(commit: Commit) -> str:

@@ -181,6 +181,8 @@ def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) 
     if in_place and _leave_in_place(term, watch, workers, purpose, ready, now):
         return
     watch.leave_at = watch.may_leave_at = None
+    if purpose not in levels.IN_ORDER or purpose == "Grow":
+        _withdraw_move(term)
     joins = purpose == "Grow" and in_place
     missing = term.wanted.want_workers - len(epoch.members)
     if joins and not (_invite(term, ready, missing) and _may_claim_soon(term)):
@@ -243,8 +245,11 @@ def list_leaving(term: Term) -> tuple[Id, ...]:
 
 
 def list_free_to_leave(term: Term, watch: Watch) -> tuple[Id, ...]:
-    """The leaving members, if they may leave at the boundary at which others join; otherwise none."""
-    return list_leaving(term) if watch.may_leave_at is not None else ()
+    """The leaving members, if they may leave at the boundary at which others join; otherwise none.
+    If all members are to leave, none does so here, because someone has to hand the state over.
+    """
+    leaving = list_leaving(term) if watch.may_leave_at is not None else ()
+    return leaving if len(leaving) < len(term.running.members) else ()
 
 
 def _leave_in_place(
@@ -435,6 +440,18 @@ def _open_move(term: Term, watch: Watch) -> None:
     term.open_incident(move.cause, id=move.id)
     term.change(term.state.name_incident())
     watch.move = None
+
+
+def _withdraw_move(term: Term) -> None:
+    """Close the incident of a planned end that is no longer wanted and that has not begun."""
+    incidents = term.state.incidents
+    level = incidents.current.level if incidents.current is not None else None
+    if level is None or level.cause not in levels.IN_ORDER or level.phases:
+        return
+    withdrawn = Cause(name=level.cause, message="it was withdrawn before anybody stopped for it")
+    term.line.say("move_withdrawn", incident=level.id, cause=level.cause)
+    closed = incidents.explain(withdrawn, since=None).close()
+    term.change(term.state.with_incidents(closed).name_incident())
 
 
 def _stay(term: Term, watch: Watch, boundary: Boundary, workers: Sequence[WorkerReport]) -> bool:

@@ -38,7 +38,9 @@ async def admit(term: Term, leaving: tuple[Id, ...] = ()) -> None:
     term.mark("boundary")
     transfers = transfer_rules.plan_transfers(epoch, secrets.token_hex(4), leaving)
     number = regroup.choose_successor(term)
-    term.change(term.state.begin_transfers(transfers, number, secrets.token_hex(16)))
+    # Members that have joined this number know it by its token.
+    token = epoch.successor_token if number == epoch.successor else secrets.token_hex(16)
+    term.change(term.state.begin_transfers(transfers, number, token))
     taken = await _wait_taken(term, leaving)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(JOIN_SECONDS):
@@ -133,12 +135,13 @@ def _is_broken(term: Term) -> bool:
 
 async def _go_on(term: Term, taken: Sequence[EpochMember]) -> None:
     epoch = term.running
-    joining = join_rules.choose_joining(epoch, taken, term.wanted.want_workers)
     if not (join_rules.have_joined(epoch, term.recent()) and _have_left(term)):
         return  # the members still hold: `admit` is called again
     standings = join_rules.list_standings(epoch, term.reports.all())
     assert epoch.boundary is not None
     step = epoch.boundary.step
+    alive = transfer_rules.list_taken(taken, term.recent(), step)
+    joining = join_rules.choose_joining(epoch, alive, term.wanted.want_workers)
     following = with_newcomers(join_rules.list_staying(epoch), joining, epoch.slots_together)
     claim = await regroup.claim(term, following, step, _choose_cause(epoch, joining))
     if not isinstance(claim, str):

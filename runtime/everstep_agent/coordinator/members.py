@@ -38,6 +38,27 @@ def list_lost(
     )
 
 
+def list_never_entered(epoch: EpochLevel, reports: Iterable[AgentReport]) -> frozenset[Id]:
+    """Newcomers of an epoch that continues another one in place, whose workers have ended before
+    their agents entered it: these never will.
+    """
+    if epoch.in_place is None:
+        return frozenset()
+    known = {m.id: m for m in epoch.members}
+    return frozenset(
+        report.id
+        for report in reports
+        if (member := known.get(report.id)) is not None
+        and report.epoch not in (epoch.number, epoch.in_place.former)
+        and _have_ended(member, report)
+    )
+
+
+def _have_ended(member: EpochMember, report: AgentReport) -> bool:
+    ended = {e.local: e.life for e in report.ended}
+    return all(ended.get(local, 0) >= member.lives[local] for local in member.ranks)
+
+
 def list_workers(epoch: EpochLevel, reports: Iterable[AgentReport]) -> list[WorkerReport]:
     return [w for _, r in list_inside(epoch, reports) for w in r.workers]
 

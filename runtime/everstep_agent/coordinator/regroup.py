@@ -94,7 +94,9 @@ def _list_lost(term: Term) -> frozenset[Id]:
 
 
 def _list_proven(term: Term) -> frozenset[Id]:
-    return members.list_lost(term.running, term.reports.all(), term.state.gone)
+    epoch, reports = term.running, term.reports.all()
+    lost = members.list_lost(epoch, reports, term.state.gone)
+    return lost | members.list_never_entered(epoch, reports)
 
 
 def list_outvoted(term: Term) -> frozenset[Id]:

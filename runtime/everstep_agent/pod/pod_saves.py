@@ -102,13 +102,13 @@ class PodSaves:
         if frame.problem:
             self._give_up(worker, frame, level)
             return
+        if self.uploads is None or frame.epoch != self._epoch:
+            os.unlink(frame.path)
+            return
         if frame.whole:
             worker.whole = frame.step
         elif not frame.near:
             worker.staged = max(worker.staged, frame.step)
-        if self.uploads is None or frame.epoch != self._epoch:
-            os.unlink(frame.path)
-            return
         self._context.line.say(
             "staged",
             step=frame.step,

@@ -134,6 +134,9 @@ class Uploads:
             staged = replace(staged, packed=packed)
         if self._hurried:
             self._memory.release_before(staged.step, self.list_paths())
+        if self._is_again(staged, rank):
+            # Perhaps because a chunk of an older save was retired in the meantime.
+            self._uploader.forget()
         job = Job(staged=staged, rank=rank)
         self._waiting.append(job)
         excess = max(0, len(self._list_parts(rank, near=False)) - WAITING)
@@ -146,6 +149,11 @@ class Uploads:
         task = asyncio.create_task(self._cut(job))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _is_again(self, staged: wire.Staged, rank: int) -> bool:
+        """Whether this rank's part of the step, or any part if the save is whole, was uploaded before."""
+        place = (staged.epoch, staged.step)
+        return any(k[:3] == (*place, rank) or (staged.whole and k[:2] == place) for k in self.parts)
 
     def _list_parts(self, rank: int, *, near: bool) -> list[Job]:
         return [
@@ -264,10 +272,6 @@ class Uploads:
 
     async def _upload(self, job: Job) -> None:
         staged = job.staged
-        if any(key[:2] == (staged.epoch, staged.step) for key in self.parts):
-            # An earlier upload for this step failed, perhaps because a chunk of an older save was
-            # retired in the meantime.
-            self._uploader.forget()
         try:
             part = await self._uploader.upload(
                 staged, job.rank, self.book.upto(staged.step), self._cuts[staged.path]

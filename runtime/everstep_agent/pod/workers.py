@@ -249,6 +249,7 @@ class WorkerSet:
             worker.epoch, worker.rank = frame.epoch, frame.rank
             worker.standing, worker.asked_vector, worker.keeping = None, False, None
             worker.staged = worker.whole = 0  # what is not committed by now is dropped
+            worker.unsaved = False
             worker.store_errors.clear()
             worker.send(frame)
 

@@ -133,7 +133,9 @@ def classify_error(error: BaseException, *, doing: str, where: str) -> StoreErro
     if isinstance(error, FileNotFoundError) or name == "NotFoundError":
         return NotFound(f"{found}: there is no such object")
     if name in ("AlreadyExistsError", "PreconditionError", "NotModifiedError"):
-        if status == 409:  # S3: ConditionalRequestConflict; the winner is not decided yet
+        # S3: ConditionalRequestConflict; the winner is not decided yet. Azure answers 409, too, if
+        # the object exists.
+        if status == 409 and "BlobAlreadyExists" not in text:
             return Conflict(f"{found}: two writers met (409)")
         return AlreadyExists(f"{found}: it exists")
     return _classify_rest(error, text, name, code, status, found)

@@ -24,12 +24,12 @@ from everstep_agent.storage.errors import (
     Unreachable,
     classify_error,
 )
-from everstep_agent.storage.store import S, Sink
+from everstep_agent.storage.store import SLOWEST, S, Sink
 
 _RETRY: Any = {"max_retries": 0, "retry_timeout": timedelta(seconds=60)}
 """Retries are made by `retrying.Retrying`, where they can be seen and reported."""
-_TIMEOUT = timedelta(seconds=120)
-"""Limit of one request: a 64 MiB chunk at 0.6 MB/s."""
+_TIMEOUT = timedelta(seconds=150)
+"""Limit of one request: a 64 MiB chunk at `SLOWEST`, and the wait for the first byte."""
 STALL_SECONDS = 15.0
 """If a server has sent nothing for this long, the request is given up and repeated."""
 LIMIT_BYTES = 1024**3
@@ -90,7 +90,7 @@ class ObstoreStore:
 
     async def _put(self, key: str, body: bytes | memoryview, mode: Any) -> None:
         # One PUT, never a multipart upload: only a single PUT can be create-only.
-        async with asyncio.timeout(STALL_SECONDS + len(body) / 2**20):
+        async with asyncio.timeout(STALL_SECONDS + len(body) / SLOWEST):
             await obstore.put_async(self._backend, key, body, mode=mode, use_multipart=False)
 
     async def _write_file(self, root: Path, key: str, body: bytes | memoryview, mode: Any) -> None:
@@ -129,7 +129,7 @@ class ObstoreStore:
         async with asyncio.timeout(STALL_SECONDS):
             size = await self._threads.run(folders.measure, path)
         self._require_size(key, size)
-        async with asyncio.timeout(STALL_SECONDS + size / 2**20):
+        async with asyncio.timeout(STALL_SECONDS + size / SLOWEST):
             return await self._threads.run(path.read_bytes)
 
     async def stream(
@@ -152,7 +152,7 @@ class ObstoreStore:
         async with asyncio.timeout(STALL_SECONDS):
             size = await self._threads.run(folders.measure, path)
         self._require_size(key, size)
-        async with asyncio.timeout(STALL_SECONDS + size / 2**20):
+        async with asyncio.timeout(STALL_SECONDS + size / SLOWEST):
             return int(await run(folders.stream_file, path, sink))
 
     def _require_size(self, key: str, size: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from everstep_agent.storage.errors import Denied, StoreError, Unreachable
-from everstep_agent.storage.store import ObjectStore, S
+from everstep_agent.storage.store import SLOWEST, ObjectStore, S
 from everstep_agent.storage.window import Window
 
 T = TypeVar("T")
@@ -26,9 +26,16 @@ that empties the folder (measured), and permissions that were just granted take 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
     deadline_s: float = 60.0
-    """For one call, all tries together."""
+    """For one call: after it, nothing is tried again. A try that moves data may take longer."""
     first_s: float = 0.1
     longest_s: float = 3.0
+
+    @property
+    def longest_read_s(self) -> float:
+        """For one try that reads: a chunk of 64 MiB at `SLOWEST`, and the size is not known before.
+        A server that sends nothing is given up much earlier (`STALL_SECONDS`).
+        """
+        return self.deadline_s * 2.2
 
 
 def choose_delay(tries: int, patience: Patience, chance: float) -> float:
@@ -65,19 +72,24 @@ class Retrying:
         return self._inner.uri
 
     async def put(self, key: str, body: bytes | memoryview) -> None:
-        await self._again(lambda: self._writes.run(lambda: self._inner.put(key, body)))
+        await self._again(
+            lambda: self._writes.run(lambda: self._inner.put(key, body)), len(body) / SLOWEST
+        )
 
     async def create(self, key: str, body: bytes | memoryview) -> None:
         await self._again(lambda: self._inner.create(key, body))
 
     async def get(self, key: str) -> bytes:
-        return await self._again(lambda: self._reads.run(lambda: self._inner.get(key)))
+        return await self._again(
+            lambda: self._reads.run(lambda: self._inner.get(key)), self._patience.longest_read_s
+        )
 
     async def stream(
         self, key: str, begin: Callable[[], S], *, urgent: bool = False
     ) -> tuple[int, S]:
         return await self._again(
-            lambda: self._reads.run(lambda: self._inner.stream(key, begin, urgent=urgent))
+            lambda: self._reads.run(lambda: self._inner.stream(key, begin, urgent=urgent)),
+            self._patience.longest_read_s,
         )
 
     async def list(self, prefix: str = "") -> list[str]:
@@ -86,14 +98,18 @@ class Retrying:
     async def delete(self, key: str) -> None:
         await self._again(lambda: self._inner.delete(key))
 
-    async def _again(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def _again(self, call: Callable[[], Awaitable[T]], least_s: float = 0.0) -> T:
+        """
+        Args:
+            least_s: each try may take so long, whatever is left until the deadline.
+        """
         clock = asyncio.get_running_loop().time
         until = clock() + self._patience.deadline_s
         tries = 0
         while True:
             tries += 1
             try:
-                answer = await self._once(call, until - clock())
+                answer = await self._once(call, max(until - clock(), least_s))
             except StoreError as error:
                 if isinstance(error, Denied) and tries <= DOUBTED:
                     await self._sleep(choose_delay(tries, self._patience, self._chance()))
@@ -115,5 +131,6 @@ class Retrying:
             async with asyncio.timeout(max(left_s, 0.001)):
                 return await call()
         except TimeoutError:
-            waited = f"{self._patience.deadline_s:.0f} s"
-            raise Unreachable(f"{self.uri} did not complete a request within {waited}") from None
+            raise Unreachable(
+                f"{self.uri} did not complete a request within {left_s:.0f} s"
+            ) from None

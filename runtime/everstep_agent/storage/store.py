@@ -6,6 +6,9 @@ Everything above it works on any store that passes the suite `tests/agent/test_s
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+SLOWEST = 2**19
+"""Bytes a second. A connection that is at least as fast as this can write and read chunks of 64 MiB."""
+
 
 class Sink(Protocol):
     """Takes an object piece by piece, as a hash object does."""

@@ -5,6 +5,7 @@ If the run is in a local folder, its chunks are not copied.
 """
 
 import asyncio
+import contextlib
 from functools import partial
 from pathlib import Path
 
@@ -28,10 +29,16 @@ from everstep_contract.places import Place, Places
 
 CONCURRENCY = 4
 MANIFEST_NAME = "manifest.json"
+TRIES = 3
+"""How often it begins again because the job retired the checkpoint that was read."""
 
 
 class NothingToFetch(Exception):
     """The run has no checkpoint that can be read, or lacks what was asked for."""
+
+
+class _Retired(Exception):
+    """The job retired the checkpoint while it was read."""
 
 
 async def fetch_checkpoint(
@@ -51,6 +58,18 @@ async def fetch_checkpoint(
         StoreError: the store failed to answer.
         OSError: a file cannot be written, for example because there is no room.
     """
+    for _ in range(TRIES if step is None else 1):
+        with contextlib.suppress(_Retired):
+            return await _fetch_newest(store, folder, step, only)
+    what = f"the checkpoint of step {step}" if step is not None else "each checkpoint"
+    raise NothingToFetch(
+        f"{store.uri}: {what} was retired while it was read: pin one (job.save(pin=...)), or raise checkpoint.keep"
+    )
+
+
+async def _fetch_newest(
+    store: ObjectStore, folder: Path, step: int | None, only: tuple[str, ...]
+) -> Fetched:
     run_log = RunLog(store)
     await run_log.refresh()
     skipped: list[Skipped] = []
@@ -58,6 +77,9 @@ async def fetch_checkpoint(
         try:
             return await _fetch(store, commit, folder, only, tuple(skipped))
         except Broken as error:
+            await run_log.refresh()
+            if run_log.index.is_retired(commit.manifest):
+                raise _Retired from None
             if step is not None:
                 raise
             skipped.append(Skipped(step=commit.step, why=str(error)))

@@ -23,6 +23,8 @@ from everstep_contract.log import Commit
 from everstep_contract.manifest import Manifest
 
 CONCURRENCY = 4
+TRIES = 3
+"""How often it begins again because the job retired the checkpoint that was read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,8 @@ async def _load_entries(store: ObjectStore, manifest: Manifest) -> list[LedgerEn
 
 
 async def verify_run(store: ObjectStore, *, state: bool = True) -> Verified:
-    """Read the log, the newest checkpoint of the lineage and its ledger.
+    """Read the log, the newest checkpoint of the lineage and its ledger. If a job that runs retires
+    that checkpoint meanwhile, read the next one.
 
     Args:
         state: also read the checkpoint's tensor chunks and check their digests.
@@ -101,6 +104,16 @@ async def verify_run(store: ObjectStore, *, state: bool = True) -> Verified:
     Raises:
         StoreError: the store failed to answer.
     """
+    for _ in range(TRIES):
+        found = await _verify_newest(store, state=state)
+        if found is not None:
+            return found
+    text = f"the job retired {TRIES} checkpoints while they were read: raise checkpoint.keep"
+    return Verified(run=store.uri, problems=(f"{store.uri}: {text}",))
+
+
+async def _verify_newest(store: ObjectStore, *, state: bool) -> Verified | None:
+    """None: the checkpoint was retired while it was read."""
     log = RunLog(store)
     await log.refresh()
     try:
@@ -117,6 +130,9 @@ async def verify_run(store: ObjectStore, *, state: bool = True) -> Verified:
         if state:
             await _read_state(store, manifest)
     except Broken as error:
+        await log.refresh()
+        if log.index.is_retired(commit.manifest):
+            return None
         return Verified(run=store.uri, problems=(str(error),), commit=commit)
     return _judge(store.uri, log, commit, manifest, entries)
 

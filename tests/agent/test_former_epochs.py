@@ -1,0 +1,63 @@
+"""A worker that continues in place begins its new epoch without what it did for the former one."""
+
+import io
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from agent.a_term import a_term
+from agent.given import wanting
+from everstep_agent import logline
+from everstep_agent.checkpoint.ledger import Book
+from everstep_agent.pod.pod_saves import PodSaves
+from everstep_agent.pod.save_queue import Listener
+from everstep_agent.pod.worker import Worker
+from everstep_agent.pod.workers import Events, Place, WorkerSet
+from everstep_contract import wire
+
+
+def a_worker_process() -> Worker:
+    return Worker(
+        local=0, life=1, pid=7, page=cast(Any, None), page_path="", spawned_at=0.0, epoch=1
+    )
+
+
+@pytest.mark.parametrize("whole", [False, True])
+async def test_a_save_that_is_staged_too_late_for_its_epoch_does_not_count_in_the_next(
+    tmp_path: Path, whole: bool
+) -> None:
+    """It is deleted. A pin, or a member that leaves, would wait for it in vain."""
+    listener = Listener(
+        on_part=lambda part: None, on_failed=lambda staged, rank: None, on_held=lambda: None
+    )
+    saves = PodSaves(a_term(wanting(1)).context, Book(), listener, lambda: None)
+    worker, path = a_worker_process(), tmp_path / "late"
+    try:
+        saves.enter(2, "token002-rest")
+        path.write_bytes(b"state")
+        late = wire.Staged(epoch=1, step=7, path=str(path), tensors=(), whole=whole)
+        saves.take(worker, late, None)
+        assert not path.exists()
+        assert (worker.staged, worker.whole) == (0, 0)
+    finally:
+        await saves.close()
+
+
+def test_a_save_that_failed_in_one_epoch_is_tried_again_in_the_next(tmp_path: Path) -> None:
+    """Otherwise no later loss could be recovered from this rank's state."""
+    do_nothing: Any = lambda *given: None  # noqa: E731
+    workers = WorkerSet(
+        spawner=cast(Any, None),
+        place=Place(count=1, memory=str(tmp_path), environ={}),
+        events=Events(
+            on_frame=do_nothing, on_last_frame=do_nothing, on_death=do_nothing, on_gone=do_nothing
+        ),
+        log=logline.Log(io.StringIO()),
+    )
+    worker = workers.current[0] = a_worker_process()
+    worker.unsaved, worker.staged = True, 5
+    order: Any = SimpleNamespace(epoch=2, rank=0)
+    workers.continue_in((1,), lambda _: order)
+    assert (worker.epoch, worker.unsaved, worker.staged) == (2, False, 0)
