@@ -98,7 +98,7 @@ REFUSED = "the identity needs to read, write, delete and list"
         pytest.param(
             bad.hang(after_head=False),
             "Unreachable",
-            "did not answer",
+            "did not complete a request",
             marks=LONG,
             id="slow",
         ),

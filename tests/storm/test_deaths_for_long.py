@@ -32,10 +32,13 @@ def test_deaths_for_long_lose_no_sample_and_change_no_bit() -> None:
 
 
 def assert_whole(played: Played, *, deaths: int) -> None:
+    """No sample is lost: the ledger says so (`everstep verify`), and the state says so, because it is that of an
+    undisturbed run. The ranks' log lines cannot: if a rank dies after its gradients are in the sum, and the others apply
+    that sum only after they have regrouped, their lines name a group without it.
+    """
     outcome = played.outcome
     assert (played.problem, played.verify) == ("", "")
     assert sum(bool(struck.pid) for struck in played.struck) == deaths
     assert None not in outcome.pauses, "no new step followed a death"
-    lost = (outcome.steps_again, outcome.samples_lost, outcome.samples_repeated)
-    assert lost == (0, 0, 0)
+    assert (outcome.steps_again, outcome.samples_repeated) == (0, 0)
     assert played.states, "the run was too short for a digest of the state"

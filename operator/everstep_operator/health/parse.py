@@ -118,12 +118,13 @@ def _samples(lines: bytes) -> tuple[list[Sample], int]:
 
 
 def _parse_line(line: str) -> list[Sample]:
-    """Raises ValueError for a malformed line."""
+    """Raises ValueError, IndexError, OverflowError for a malformed line."""
     plain = _PLAIN_LINE.fullmatch(line)
     if plain is not None:
         name, labels, value = plain.groups()
         return [Sample(name, dict(_PAIR.findall(labels or "")), float(value))]
-    return [s for family in text_string_to_metric_families(line + "\n") for s in family.samples]
+    found = [s for family in text_string_to_metric_families(line + "\n") for s in family.samples]
+    return [s._replace(value=float(s.value)) for s in found]  # it reads long numbers as integers
 
 
 def _add(gpu: GpuSample, sample: Sample, metrics: Metrics) -> GpuSample:
