@@ -32,9 +32,9 @@ def test_deaths_for_long_lose_no_sample_and_change_no_bit() -> None:
 
 
 def assert_whole(played: Played, *, deaths: int) -> None:
-    """No sample is lost: the ledger says so (`everstep verify`), and the state says so, because it is that of an
-    undisturbed run. The ranks' log lines cannot: if a rank dies after its gradients are in the sum, and the others apply
-    that sum only after they have regrouped, their lines name a group without it.
+    """That no sample is lost, `everstep verify` and the state show, which is that of an undisturbed run. The ranks' log
+    lines cannot: if a rank dies after its gradients are in the sum, and the others apply that sum only after they have
+    regrouped, their lines name a group without it.
     """
     outcome = played.outcome
     assert (played.problem, played.verify) == ("", "")
