@@ -44,6 +44,8 @@ class Job:
         """The scope between two steps and after the last one. Its time limit applies there."""
         self._asides: list[_Aside] = []
         """The scopes outside the step that have begun and not ended, the innermost last."""
+        self._evaluated = False
+        """The script has evaluated in this step, and may hold a part of the result."""
         self._compiler = CompilerWatch(session.meter.compiles)
 
     @property
@@ -213,6 +215,7 @@ class Job:
                 session.park(session.applied, why="the epoch ended")
             state = self._begin(session.applied + 1, starting > 0)
             yield Step(state)
+            self._end_evaluations()
             boundary.cross(session, state)
             session.step, starting = None, starting - 1
         self._outside = Where.PAUSE
@@ -267,6 +270,7 @@ class Job:
                         yield batch
             finally:
                 randomness.restore(before)
+                self._evaluated = True
 
     @contextmanager
     def pause(self, name: str, *, limit: float = 0.0) -> Iterator[None]:
@@ -367,8 +371,17 @@ class Job:
                 self._session.membership.go_apart(why)
 
     def _end_apart(self) -> None:
-        if self._in_steps and not any(one.apart for one in self._asides):
+        apart = self._evaluated or any(one.apart for one in self._asides)
+        if self._in_steps and not apart:
             self._session.membership.set_apart("")
+
+    def _end_evaluations(self) -> None:
+        """The step is over, and with it what the script does with the results of `evaluate`: until
+        then each rank holds a part of them.
+        """
+        if self._evaluated:
+            self._evaluated = False
+            self._end_apart()
 
     def _park_if_broken(self) -> None:
         session = self._session

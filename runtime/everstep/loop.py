@@ -72,6 +72,8 @@ class Loop:
         self._losses: dict[int, torch.Tensor] = {}
         self._current: int | None = None
         self._answers = 0
+        self._failed = False
+        """`backward` raised for the current micro-batch: part of its gradient may be in the sum."""
         self._random: dict[str, Any] | None = None
         self._buffers_before: Held | None = None
         """The buffers as they were when the loop began."""
@@ -108,6 +110,7 @@ class Loop:
 
     def backward(self, loss: Any, weight: Any, scaler: Any) -> None:
         index = self._answer()
+        self._failed = True  # until it has returned
         value = _checked_loss(loss, self._step.number)
         amount = (
             len(self._feed.places(index))
@@ -125,11 +128,12 @@ class Loop:
         if amount or self._mesh.unit > 1:  # 0 × NaN is NaN; the ranks of a unit compute together
             self._session.reducer.backward(scaled, overlap=overlap, scale=scale)
         if self._tells:
-            self._losses[index] = value.detach()
+            self._losses[index] = value.detach().clone()  # the script may change its own in place
             self._parts.weights[index] = amount
             self._parts.scales[index] = scale
         if group is not None:
             self._send(group)
+        self._failed = False
 
     def skip(self) -> None:
         if self._mesh.unit > 1:
@@ -187,8 +191,17 @@ class Loop:
         return None if self._todo else self._session.membership.group_now()
 
     def _require_answer(self) -> None:
+        self._require_whole()
         if self._current is not None and self._answers != 1:
             raise Misuse(_UNANSWERED.format(step=self._step.number, count=self._answers or "no"))
+
+    def _require_whole(self) -> None:
+        if self._failed:
+            raise Misuse(
+                f"step {self._step.number}: step.backward raised an exception that the script swallowed, and part of "
+                "the gradient may be in the sum. Let the exception pass; to leave a batch out, call step.skip() "
+                "instead of step.backward"
+            )
 
     def _answer(self) -> int:
         if self._current is None or self.ended:
@@ -196,6 +209,7 @@ class Loop:
                 f"step {self._step.number}: step.backward and step.skip belong inside the loop "
                 "over step.batches"
             )
+        self._require_whole()
         if self._answers:
             raise Misuse(
                 f"step {self._step.number}: a second step.backward or step.skip for one batch; "

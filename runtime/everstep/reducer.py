@@ -170,6 +170,9 @@ class Reducer:
         """The group in which the current sums are launched."""
         self._bucket_bytes = bucket_bytes
         self._hooked: dict[int, Any] = {}
+        self._watched: list[torch.nn.Parameter] = []
+        self._aside: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+        """Gradients that a former loop delivered for other parameters, until this loop is over."""
         self._plans: dict[tuple[int, ...], _Plan] = {}
         self._plan = _Plan({}, bucket_bytes)
         self._own: list[torch.Tensor | None] = []
@@ -184,6 +187,7 @@ class Reducer:
             if id(parameter) not in self._hooked and parameter.requires_grad:
                 hook: Any = parameter.register_post_accumulate_grad_hook
                 self._hooked[id(parameter)] = hook(self._on_grad)
+                self._watched.append(parameter)
 
     def begin(self, named: dict[str, torch.nn.Parameter], micro_batches: int) -> None:
         """Begin a loop over `micro_batches` of all ranks: there is no gradient yet, and `.grad` is None."""
@@ -193,6 +197,9 @@ class Reducer:
         self._own = [None] * len(named)
         self._reset()
         for parameter in self._plan.parameters:
+            parameter.grad = None
+        self._aside = [(p, p.grad) for p in self._watched if p.grad is not None]
+        for parameter, _ in self._aside:
             parameter.grad = None
         self._plan.leave_shared()
         self._open, self._counting = True, False
@@ -285,6 +292,9 @@ class Reducer:
                 copied.append(index)
             parameter.grad = with_local(parameter, part)
         self._copy(copied, factor, scale)
+        for other, grad in self._aside:
+            other.grad = grad
+        self._aside = []
 
     def measure(self, *, sampled: bool) -> float | None:
         """Measure the global 2-norm of the delivered gradients; it is the same on all ranks.
@@ -329,6 +339,7 @@ class Reducer:
         self._open = False
         self._marks.end()
         self._works, self._own = [], [None] * len(self._plan.parameters)
+        self._aside = []
 
     def _on_grad(self, parameter: torch.Tensor) -> None:
         if not self._open:

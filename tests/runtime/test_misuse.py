@@ -46,6 +46,36 @@ def test_a_swallowed_exception(trial: Trial) -> None:
                 pass
 
 
+class FailsOnce(torch.autograd.Function):
+    """Its backward runs out of memory, half way through the backward of the model."""
+
+    @staticmethod
+    def forward(_: Any, given: torch.Tensor) -> torch.Tensor:
+        return given.clone()
+
+    @staticmethod
+    def backward(_: Any, *grads: torch.Tensor) -> Any:
+        raise torch.OutOfMemoryError("no memory")
+
+
+@pytest.mark.parametrize(("at", "skips"), [(1, False), (2, False), (1, True)])
+def test_an_exception_that_is_swallowed_in_the_middle_of_a_backward(
+    trial: Trial, at: int, skips: bool
+) -> None:
+    """A part of the gradient is in the sum by then."""
+    step = first_step(trial)
+    with pytest.raises(Misuse, match="swallowed"):
+        for number, (inputs, wanted) in enumerate(step.batches(trial.data)):
+            found = trial.model(inputs)
+            if number == at:
+                found = FailsOnce.apply(found) + trial.model.bias
+            try:
+                step.backward((found - wanted).square().mean())
+            except torch.OutOfMemoryError:
+                if skips:
+                    step.skip()
+
+
 def test_backward_twice_for_one_batch(trial: Trial) -> None:
     step = first_step(trial)
     with pytest.raises(Misuse, match=r"step\.backward\(loss_a \+ loss_b\)"):

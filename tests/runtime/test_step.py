@@ -101,6 +101,50 @@ def test_two_loops_reduce_their_own_parameters(trial: Trial) -> None:
     assert entries[0].samples == entries[1].samples
 
 
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_loop_keeps_the_gradients_that_another_has_delivered(trial: Trial, skips: bool) -> None:
+    """Also on a rank that has nothing to compute in the second loop."""
+    other = torch.nn.Linear(3, 1)
+    second = torch.optim.SGD(other.parameters(), lr=0.1)
+    trial.job.track(other=other, second=second)
+    step = first_step(trial)
+    for inputs, wanted in step.batches(trial.data, params=trial.model.parameters()):
+        step.backward((trial.model(inputs) - wanted).square().mean())
+    assert trial.model.weight.grad is not None
+    delivered = trial.model.weight.grad.clone()
+    for inputs, wanted in step.batches(trial.data, params=other.parameters()):
+        if skips:
+            step.skip()
+        else:
+            step.backward((trial.model(inputs) + other(inputs) - wanted).square().mean())
+    assert torch.equal(trial.model.weight.grad, delivered)
+
+
+def test_a_script_may_change_its_loss_after_step_backward(trial: Trial) -> None:
+    losses = []
+    step = first_step(trial)
+    for batch in step.batches(trial.data):
+        loss = trial.loss(batch)
+        step.backward(loss)
+        losses.append(float(loss))
+        loss.detach().mul_(0)
+    assert step.loss == pytest.approx(sum(losses) / len(losses))
+    assert trial.session.findings.entries[0].losses == pytest.approx(losses)
+
+
+def test_from_an_evaluation_to_the_end_of_its_step_a_loss_restarts_all_ranks(trial: Trial) -> None:
+    """Until `job.sum` each rank holds a part of the result, whatever the script does with it first."""
+    steps = iter(trial.job.steps(until=3))
+    trial.take(next(steps))
+    apart = []
+    for act in (lambda: list(trial.job.evaluate(trial.data)), lambda: trial.job.sum(1.0)):
+        act()
+        apart.append(trial.session.membership._apart)
+    assert apart == ["its script is in job.evaluate"] * 2
+    next(steps)
+    assert trial.session.membership._apart == ""
+
+
 def test_half_precision_is_summed_in_float32(a_trial: Callable[..., Trial]) -> None:
     trial = a_trial()
     trial.model.to(torch.bfloat16)
