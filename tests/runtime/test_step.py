@@ -436,8 +436,8 @@ def test_a_scope_within_another_ends_in_that_one(trial: Trial) -> None:
             trial.job.sum(1.0)
             seen.append(now())
         assert seen == [(Where.EVALUATE, 0, True)] * 6
-        assert now() == (Where.PAUSE, 600_000, False)
-    assert now() == (Where.STEP, 0, False)
+        assert now() == (Where.PAUSE, 600_000, True)
+    assert now() == (Where.STEP, 0, True)
 
 
 def test_scopes_that_end_in_another_order_leave_the_step(trial: Trial) -> None:
@@ -450,7 +450,7 @@ def test_scopes_that_end_in_another_order_leave_the_step(trial: Trial) -> None:
         assert trial.session.meter.position.scope is Where.EVALUATE
         second.close()
     assert trial.session.meter.position.scope is Where.STEP
-    assert not trial.session.membership._apart
+    assert trial.session.membership._apart, "until the step is over"
 
 
 def test_evaluate_is_one_pass_in_order_without_gradients(trial: Trial) -> None:
