@@ -36,7 +36,7 @@ PR_SET_PDEATHSIG = 1
 EXPLAIN_SECONDS = 2.0
 """How long a worker waits, after an exception from a collective, for the agent's message that a member was lost."""
 UNITS_REGROUP_ON_GPUS = False
-"""On one GPU each of eight single losses cost the other unit about 0.35 s, but under random kills all
+"""On one GPU each of eight single losses cost the other unit 0.25 to 0.38 s, but under random kills all
 ranks hung at the third loss (runtime/README.md, "On GPUs").
 """
 TRACEBACK_CHARACTERS = 8000

@@ -8,7 +8,8 @@ from agent.a_term import a_term
 from agent.given import a_member, a_report, a_worker, an_epoch, stepping, wanting
 from everstep_agent.coordinator import boundaries, boundary_turn, faults, gather
 from everstep_agent.coordinator.breaks import find_late_start
-from everstep_agent.peers.agent_report import State
+from everstep_agent.coordinator.term import Term
+from everstep_agent.peers.agent_report import State, WorkerReport
 from everstep_agent.peers.epoch_level import Boundary, Stage
 from everstep_contract import levels
 from everstep_contract.log import Commit
@@ -91,13 +92,19 @@ async def test_a_save_that_is_due_does_not_wait_for_a_newcomer_that_gets_ready()
     assert not term.running.boundary.hold
 
 
-async def test_a_member_that_leaves_saves_first_and_then_its_workers_end() -> None:
+def start_to_leave() -> tuple[Term, boundary_turn.Watch, list[WorkerReport]]:
+    """Two members step, and slot 1 has just been asked to leave."""
     term = a_term(wanting(2, leave=(1,)), in_place=1)
     term.change(term.state.begin_epoch(an_epoch(stage=Stage.RUNNING)))
     for report in (stepping(0), stepping(1)):
         term.take(replace(report, in_place=True))
     watch, workers = boundary_turn.Watch.start(0.0), [a_worker(), a_worker()]
     boundary_turn.settle(term, watch, workers, 1.0)
+    return term, watch, workers
+
+
+async def test_a_member_that_leaves_saves_first_and_then_its_workers_end() -> None:
+    term, watch, workers = start_to_leave()
     assert term.running.boundary == Boundary(step=6), "all save there, and nobody stays"
     assert [(i.cause, i.slots) for i in term.state.incidents.levels()] == [("Leave", (1,))]
     saved = Commit(epoch=1, token="t", step=6, manifest="m", digest="d")
@@ -109,12 +116,7 @@ async def test_a_member_that_leaves_saves_first_and_then_its_workers_end() -> No
 
 async def test_a_leave_that_is_withdrawn_before_its_save_leaves_no_open_incident() -> None:
     """Otherwise the next loss, perhaps days later, would be reported as this one."""
-    term = a_term(wanting(2, leave=(1,)), in_place=1)
-    term.change(term.state.begin_epoch(an_epoch(stage=Stage.RUNNING)))
-    for report in (stepping(0), stepping(1)):
-        term.take(replace(report, in_place=True))
-    watch, workers = boundary_turn.Watch.start(0.0), [a_worker(), a_worker()]
-    boundary_turn.settle(term, watch, workers, 1.0)
+    term, watch, workers = start_to_leave()
     term.want(wanting(2))
     term.change(term.state.disarm())
     boundary_turn.settle(term, watch, workers, 2.0)

@@ -182,7 +182,7 @@ def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) 
         return
     watch.leave_at = watch.may_leave_at = None
     if purpose not in levels.IN_ORDER or purpose == "Grow":
-        _withdraw_move(term)
+        _withdraw_move(term, purpose)
     joins = purpose == "Grow" and in_place
     missing = term.wanted.want_workers - len(epoch.members)
     if joins and not (_invite(term, ready, missing) and _may_claim_soon(term)):
@@ -442,11 +442,15 @@ def _open_move(term: Term, watch: Watch) -> None:
     watch.move = None
 
 
-def _withdraw_move(term: Term) -> None:
-    """Close the incident of a planned end that is no longer wanted and that has not begun."""
+def _withdraw_move(term: Term, purpose: str) -> None:
+    """Close the incident of a planned end that is no longer wanted and that has not begun.
+
+    Args:
+        purpose: what is wanted now.
+    """
     incidents = term.state.incidents
     level = incidents.current.level if incidents.current is not None else None
-    if level is None or level.cause not in levels.IN_ORDER or level.phases:
+    if level is None or level.cause not in levels.IN_ORDER - {purpose} or level.phases:
         return
     withdrawn = Cause(name=level.cause, message="it was withdrawn before anybody stopped for it")
     term.line.say("move_withdrawn", incident=level.id, cause=level.cause)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from everstep_agent.coordinator.boundaries import is_held_at
-from everstep_agent.coordinator.members import list_inside
+from everstep_agent.coordinator.members import have_ended, list_inside
 from everstep_agent.coordinator.regroup_rules import (
     Plan,
     build_in_place,
@@ -166,12 +166,11 @@ def have_left(epoch: EpochLevel, reports: Iterable[AgentReport], lost: Collectio
     Args:
         lost: members whose pods are lost.
     """
-    ended = {r.id: {e.local: e.life for e in r.ended} for r in reports}
+    told = {r.id: r for r in reports}
     return all(
-        m.id in lost or ended.get(m.id, {}).get(local, 0) >= m.lives[local]
+        m.id in lost or (m.id in told and have_ended(m, told[m.id]))
         for m in epoch.members
         if m.id in epoch.leaving
-        for local in m.ranks
     )
 
 

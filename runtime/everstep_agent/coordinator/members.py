@@ -50,11 +50,12 @@ def list_never_entered(epoch: EpochLevel, reports: Iterable[AgentReport]) -> fro
         for report in reports
         if (member := known.get(report.id)) is not None
         and report.epoch not in (epoch.number, epoch.in_place.former)
-        and _have_ended(member, report)
+        and have_ended(member, report)
     )
 
 
-def _have_ended(member: EpochMember, report: AgentReport) -> bool:
+def have_ended(member: EpochMember, report: AgentReport) -> bool:
+    """Whether all workers that this member has in the epoch have ended, as its agent reports."""
     ended = {e.local: e.life for e in report.ended}
     return all(ended.get(local, 0) >= member.lives[local] for local in member.ranks)
 
