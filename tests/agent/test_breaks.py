@@ -51,6 +51,14 @@ def test_a_hung_rank_is_named_with_its_node_and_the_sum_that_the_others_wait_in(
     )
 
 
+def test_the_sum_that_a_rank_missed_is_known_although_the_others_have_left_it_before_its_death_is_reported():
+    missed = "it missed the vector in reduction 0 of step 6, in which the others wait"
+    why = "hung: no progress for 0.4 s in step 6"
+    dead = stepping(1, state=State.DEAD, hung=True, missed=missed, why=why)
+    found = find(stepping(0, state=State.HELD), dead)
+    assert found.message == f"rank 1 (slot 1) {why}; {missed}"
+
+
 def test_a_worker_that_outlives_its_kill_breaks_the_epoch_though_it_is_not_dead():
     found = find(stepping(0), stepping(1, hung=True, stuck="outlives SIGKILL for 30 s (pid 7)"))
     assert (found.cause, found.slot, found.certain) == ("ProcessStuck", 1, True)

@@ -1,9 +1,12 @@
 """Which ranks the coordinator has cut out."""
 
+from dataclasses import replace
+
 from agent.given import a_report, a_worker, an_epoch
 from everstep_agent.coordinator.hung import CALM_SECONDS, Patience, list_hung
 from everstep_agent.peers.agent_report import AgentReport, State
 from everstep_agent.peers.epoch_level import Hung, Stage
+from everstep_contract.sums import Sums, describe_missed
 
 WAITS = {"waiting": True}
 OVERDUE = {"overdue": 1.2}
@@ -24,6 +27,18 @@ def test_a_rank_for_which_all_others_wait_is_cut_out():
     reports = [a_report(0, epoch=1, workers=(a_worker(**WAITS),)),
                a_report(1, epoch=1, workers=(a_worker(**OVERDUE),))]  # fmt: skip
     assert list_hung(an_epoch(2), aged(reports), 1) == (Hung(slot=1, local=0, life=1),)
+
+
+def test_the_sum_that_it_holds_up_is_named():
+    wait = Sums(step=6, reduction=0, buckets=2, joined=3, complete=1)
+    own = replace(wait, joined=1)
+    reports = [
+        a_report(0, epoch=1, workers=(a_worker(**WAITS, sums=wait),)),
+        a_report(1, epoch=1, workers=(a_worker(**OVERDUE, sums=own),)),
+    ]
+    (hung,) = list_hung(an_epoch(2), aged(reports), 1)
+    assert hung.missed == describe_missed(own, [wait])
+    assert "bucket 2 of 2" in hung.missed
 
 
 def test_nobody_is_cut_out_while_another_rank_computes():

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from everstep_agent.checkpoint.commit_rules import Disagree
 from everstep_agent.coordinator.boundaries import is_held_at
+from everstep_agent.coordinator.members import list_waits
 from everstep_agent.coordinator.pod_status import PodStatus, read_pod_status
 from everstep_agent.peers.agent_report import AgentReport, FailureReport, State, WorkerReport
 from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Id, Stage
@@ -172,7 +173,7 @@ def list_breaks(
     by_id = {r.id: (r, age) for r, age in known}
     newest = _newest_lives(r for r, _ in known)
     pods = read_pod_status(wanted)
-    waits = _list_waits(epoch, [r for r, _ in known])
+    waits = list_waits(w for r, _ in known if r.epoch == epoch.number for w in r.workers)
     found: list[Break] = []
     for m in epoch.members:
         slot = pods.describe_slot(m)
@@ -236,13 +237,6 @@ def _newest_lives(reports: Iterable[AgentReport]) -> dict[int, AgentReport]:
         if held is None or r.id > held.id:
             found[r.slot] = r
     return found
-
-
-def _list_waits(epoch: EpochLevel, reports: Iterable[AgentReport]) -> list[Sums]:
-    """The sums in which ranks wait."""
-    workers = (w for r in reports if r.epoch == epoch.number for w in r.workers)
-    able = (w for w in workers if w.waiting and not w.hung and w.state is not State.DEAD)
-    return [w.sums for w in able if w.sums is not None]
 
 
 def _of_member(
@@ -335,7 +329,7 @@ def _of_worker(
         text = f"slot {member.slot} has left"
         return Break(cause="Leave", message=text, slot=member.slot)
     if worker.state is State.DEAD:
-        missed = describe_missed(worker.sums, waits) if worker.hung else ""
+        missed = worker.missed or (describe_missed(worker.sums, waits) if worker.hung else "")
         return Break(
             cause=worker.cause or ("WorkerHung" if worker.hung else "WorkerDied"),
             fault=worker.fault,

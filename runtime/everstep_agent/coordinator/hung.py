@@ -9,9 +9,10 @@ something slow.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from everstep_agent.coordinator.members import list_inside
+from everstep_agent.coordinator.members import list_inside, list_waits
 from everstep_agent.peers.agent_report import AgentReport, State, WorkerReport
 from everstep_agent.peers.epoch_level import EpochLevel, Hung, Stage
+from everstep_contract.sums import describe_missed
 
 LEAST_SECONDS = 0.3
 """The shortest limit that a rank learns."""
@@ -64,8 +65,14 @@ def list_hung(
     waiting = sum(r not in named and (r.worker.waiting or r.unit in stopped) for r in ranks)
     if waiting + len(named) < len(ranks) or len(named) > waiting:
         return ()
+    waits = list_waits(r.worker for r in ranks if r not in named)
     return tuple(
-        Hung(slot=r.slot, local=r.worker.local, life=r.worker.life)
+        Hung(
+            slot=r.slot,
+            local=r.worker.local,
+            life=r.worker.life,
+            missed=describe_missed(r.worker.sums, waits),
+        )
         for r in named
         if r.worker.stopped
         or all(_is_heard(mate, r, factor) for mate in ranks if mate.unit == r.unit)

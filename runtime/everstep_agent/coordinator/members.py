@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from everstep_agent.peers.agent_report import AgentReport, State, WorkerReport
 from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Id
+from everstep_contract.sums import Sums
 
 RUNNING = (State.STARTED, State.TRACKED, State.HELD)
 
@@ -62,6 +63,12 @@ def have_ended(member: EpochMember, report: AgentReport) -> bool:
 
 def list_workers(epoch: EpochLevel, reports: Iterable[AgentReport]) -> list[WorkerReport]:
     return [w for _, r in list_inside(epoch, reports) for w in r.workers]
+
+
+def list_waits(workers: Iterable[WorkerReport]) -> list[Sums]:
+    """The sums in which ranks wait."""
+    able = (w for w in workers if w.waiting and not w.hung and w.state is not State.DEAD)
+    return [w.sums for w in able if w.sums is not None]
 
 
 def list_applied(epoch: EpochLevel, reports: Iterable[AgentReport]) -> dict[int, int]:

@@ -59,6 +59,8 @@ class WorkerReport:
     why: str = ""
     """Why it is parked, or how it ended."""
     hung: bool = False
+    missed: str = ""
+    """Which sum it held up when the coordinator had it ended, in words; empty: not known."""
     stuck: str = ""
     """How it survives SIGKILL: it will never step or save again, and is not proven dead."""
     cause: str = ""

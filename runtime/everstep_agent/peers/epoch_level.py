@@ -3,7 +3,7 @@ what the members are asked to do.
 """
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from everstep_contract import log
 from everstep_contract.ranges import Ranges
@@ -142,6 +142,8 @@ class Hung:
     slot: int
     local: int
     life: int
+    missed: str = field(default="", compare=False)
+    """Which sum it holds up, in words; empty: the others wait in none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

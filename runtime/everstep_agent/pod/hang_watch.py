@@ -57,6 +57,7 @@ class HangWatch:
             if worker is None or worker.life != found.life or not _may_hang(worker):
                 continue
             if worker.overdue >= 1 and worker.page.read_mark().at == worker.progress.mark.at:
+                worker.missed = found.missed
                 self._end_overdue(worker, node)
 
     def _end_overdue(self, worker: Worker, node: str) -> None:
@@ -78,7 +79,7 @@ class HangWatch:
     def _say(self, event: str, worker: Worker, node: str) -> None:
         sums = worker.sums()
         next_sum = sums.describe_next() if sums is not None else ""
-        known = {"node": node, "next_sum": next_sum}
+        known = {"node": node, "next_sum": next_sum, "missed": worker.missed}
         told = {name: text for name, text in known.items() if text}
         self._line.say(event, rank=worker.rank, pid=worker.pid, **told, message=worker.hung)
 

@@ -76,6 +76,8 @@ class Worker:
     told_still: float = 0.0
     """Time of the mark for which the coordinator was told that nothing moves."""
     hung: str = ""
+    missed: str = ""
+    """As in `WorkerReport`."""
     learnt: bool = False
     """It hangs because it exceeded the limit that it has learnt, or because a signal stopped it.
     Such a hang uses no restart budget.

@@ -40,6 +40,8 @@ class Reported(Protocol):
     @property
     def hung(self) -> str: ...
     @property
+    def missed(self) -> str: ...
+    @property
     def hung_since(self) -> float | None: ...
     @property
     def stuck(self) -> str: ...
@@ -100,6 +102,7 @@ def build_worker_report(
         unsaved=worker.unsaved,
         why=why,
         hung=bool(worker.hung),
+        missed=worker.missed,
         stuck=worker.stuck,
         cause=worker.death.cause.value if worker.death else "",
         fault=worker.death.fault if worker.death else "",
