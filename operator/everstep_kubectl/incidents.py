@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from everstep_kubectl import devices
 from everstep_kubectl.text import seconds_of
 
 Raw = Mapping[str, Any]
@@ -118,8 +119,7 @@ def count_gpus(job: Raw) -> int:
     containers = ((workers.get("template") or {}).get("spec") or {}).get("containers") or ()
     each = 0
     for container in containers:
-        limits = (container.get("resources") or {}).get("limits") or {}
-        each += sum(int(n) for name, n in limits.items() if name.endswith("/gpu"))
+        each += devices.count_gpus((container.get("resources") or {}).get("limits") or {})
     return int(workers.get("replicas") or 1) * (each or 1)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from everstep_contract import names
 from everstep_kubectl import text
+from everstep_kubectl.devices import count_gpus
 from everstep_kubectl.incidents import Evidence, build_evidence
 
 Raw = Mapping[str, Any]
@@ -100,8 +101,8 @@ def _build(name: str, raw: Raw, quarantines: Sequence[Quarantine]) -> Node:
         exists=True,
         ready=conditions.get("Ready") == "True",
         schedulable=not spec.get("unschedulable"),
-        gpus=_gpus(status.get("capacity") or {}),
-        allocatable=_gpus(status.get("allocatable") or {}),
+        gpus=count_gpus(status.get("capacity") or {}),
+        allocatable=count_gpus(status.get("allocatable") or {}),
         marked=names.ANNOTATION_CORDONED in annotations,
         answered=tuple(_answered(annotations.get(names.ANNOTATION_ANSWERED))),
         taints=tuple(f"{t['key']}:{t['effect']}" for t in spec.get("taints") or ()),
@@ -114,10 +115,6 @@ def _absent(name: str, quarantines: Sequence[Quarantine]) -> Node:
         name=name, exists=False, ready=False, schedulable=False, gpus=0, allocatable=0,
         marked=False, answered=(), taints=(), quarantines=tuple(quarantines),
     )  # fmt: skip
-
-
-def _gpus(resources: Raw) -> int:
-    return sum(int(n) for name, n in resources.items() if str(name).endswith("/gpu"))
 
 
 def _answered(annotation: str | None) -> list[str]:

@@ -72,9 +72,11 @@ class Buffers:
 
     def list_small(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """(tracked module, key in its state_dict, tensor) of the small buffers."""
-        for ref in self.small:
-            tensor = ref.tensor
-            yield from ((owner, key, tensor) for owner, key in ref.places)
+        return _list_places(self.small)
+
+    def list_large(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """The same for the large buffers."""
+        return _list_places(self.large)
 
     @property
     def numbers(self) -> int:
@@ -131,6 +133,12 @@ class Buffers:
     def _by_device(self, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
         """One list for each device; the small buffers are sorted by device."""
         return [list(own) for _, own in groupby(tensors, key=lambda tensor: str(tensor.device))]
+
+
+def _list_places(refs: Sequence[BufferRef]) -> Iterator[tuple[str, str, torch.Tensor]]:
+    for ref in refs:
+        tensor = ref.tensor
+        yield from ((owner, key, tensor) for owner, key in ref.places)
 
 
 def _size(tensor: torch.Tensor) -> int:

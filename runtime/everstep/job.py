@@ -11,6 +11,7 @@ from everstep import boundary, joining, randomness, validate
 from everstep.batches import Batches, build_settings
 from everstep.compiling import CompilerWatch
 from everstep.errors import Misuse
+from everstep.evaluations import Evaluations
 from everstep.feeds import ON_CHANGE
 from everstep.session import Session
 from everstep.step import Step
@@ -44,6 +45,7 @@ class Job:
         """The scope between two steps and after the last one. Its time limit applies there."""
         self._asides: list[_Aside] = []
         """The scopes outside the step that have begun and not ended, the innermost last."""
+        self._evaluations = Evaluations()
         self._evaluated = False
         """The script has evaluated in this step, and may hold a part of the result."""
         self._compiler = CompilerWatch(session.meter.compiles)
@@ -259,9 +261,8 @@ class Job:
         micro_batches = data.pass_micro_batches
         with self._aside(Where.EVALUATE, "evaluate"):
             share = self._session.membership.plan_evaluation(micro_batches)
-            before = randomness.capture()
             try:
-                with torch.no_grad():
+                with self._evaluations.begin():
                     for request in data.evaluation(share):
                         self._park_if_broken()
                         with self._session.meter.fetching():
@@ -269,7 +270,6 @@ class Job:
                         randomness.seed_all(*request.seed)
                         yield batch
             finally:
-                randomness.restore(before)
                 self._evaluated = True
 
     @contextmanager
@@ -379,6 +379,7 @@ class Job:
         """The step is over, and with it what the script does with the results of `evaluate`: until
         then each rank holds a part of them.
         """
+        self._evaluations.end_all()
         if self._evaluated:
             self._evaluated = False
             self._end_apart()

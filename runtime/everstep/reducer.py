@@ -60,7 +60,7 @@ class _Plan:
         self.names, self.parameters = list(named), list(named.values())
         self.index = {id(p): i for i, p in enumerate(self.parameters)}
         self._spreads = [spread.find_spread(p) for p in self.parameters]
-        self._held = [local_of(p).detach() for p in self.parameters]
+        self._held = [_as_real(local_of(p).detach()) for p in self.parameters]
         devices = {p.device.type for p in self.parameters}
         if len(devices) > 1:
             raise Misuse(
@@ -110,19 +110,31 @@ class _Plan:
 
     def new_gradient(self, index: int) -> torch.Tensor:
         """Allocate memory for this rank's part of a gradient."""
-        return torch.empty_like(self._held[index], memory_format=torch.preserve_format)
+        part = torch.empty_like(self._held[index], memory_format=torch.preserve_format)
+        return self.shape(index, part)
+
+    def shape(self, index: int, part: torch.Tensor) -> torch.Tensor:
+        """Give this rank's part of a gradient the dtype kind of its parameter: real or complex."""
+        return torch.view_as_complex(part) if self.parameters[index].is_complex() else part
 
     def _dtype(self, held: torch.Tensor) -> torch.dtype:
         return torch.int64 if self._exact else sum_dtype(held.dtype)
 
     def _describe(self, index: int) -> shares.Parameter:
         held = self._held[index]
-        dtype = self._dtype(held)
+        dtype, parameter = self._dtype(held), self.parameters[index]
+        numbers = 2 if parameter.is_complex() else 1
         return shares.Parameter(
-            elements=spread.count_planned(self.parameters[index]),
+            elements=spread.count_planned(parameter) * numbers,
             item_bytes=dtype.itemsize,
-            kind=f"{held.device}/{dtype}/{self._spreads[index]}",
+            # A complex view must begin at an even place of the buffer.
+            kind=f"{held.device}/{dtype}/{self._spreads[index]}/{numbers}",
         )
+
+
+def _as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as pairs of real ones, without a copy unless they are conjugated lazily."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 _storage_uses = getattr(torch._C, "_storage_Use_Count", None)
@@ -286,7 +298,7 @@ class Reducer:
                 parameter.grad = None
                 continue
             if plan.shown[index]:
-                part = plan.views[index].detach()
+                part = plan.shape(index, plan.views[index].detach())
             else:
                 part = plan.new_gradient(index)
                 copied.append(index)
@@ -318,7 +330,7 @@ class Reducer:
             return
         for parameter in self._plan.parameters:
             if parameter.grad is not None:
-                held = local_of(parameter.grad).reshape(-1)
+                held = _as_real(local_of(parameter.grad)).reshape(-1)
                 wide = held.to(sum_dtype(held.dtype))
                 yield spread.find_spread(parameter).place, torch.dot(wide, wide)
 
@@ -331,7 +343,7 @@ class Reducer:
                 fixed_point.from_fixed(s, self._micro_batches).mul_(scale * factor) for s in sums
             ]
         grads = [self._plan.parameters[i].grad for i in indices]
-        parts = [local_of(grad) for grad in grads if grad is not None]
+        parts = [_as_real(local_of(grad)) for grad in grads if grad is not None]
         torch._foreach_copy_(parts, sums)
 
     def abandon(self) -> None:
@@ -368,7 +380,7 @@ class Reducer:
     def _add(self, index: int, grad: torch.Tensor) -> None:
         if grad.layout != torch.strided:
             raise Misuse(f"the gradient of {self._plan.names[index]} is sparse; use sparse=False")
-        grad = spread.take_local(grad, self._plan.parameters[index])
+        grad = _as_real(spread.take_local(grad, self._plan.parameters[index]))
         own = self._own[index]
         if self._exact:
             grad = grad / self._scale if self._scale != 1.0 else grad

@@ -3,8 +3,9 @@
 Until a step is applied, it changes only small state (`rewind.py`). That is copied at the boundary.
 The parameters of modules, their large buffers and the state of optimizers are listed and copied
 while the next step computes. If a script does change one of these in that time, its version shows
-it. A module with DTensors is listed at the boundary, because FSDP2 replaces them by full parameters
-while it computes.
+it. Tensors that stand in for those of a module while it computes (`torch.func.functional_call`) are
+left out. A module with DTensors is listed at the boundary, because FSDP2 replaces them by full
+parameters while it computes.
 """
 
 import copy
@@ -44,6 +45,8 @@ class Snapshot:
     """Objects that may change at any time, copied completely; modules with DTensors, listed only."""
     buffers: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
     """Module → key in its state_dict → copy of a small buffer."""
+    held: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
+    """Module → key in its state_dict → a parameter or large buffer, by reference."""
     settings: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Optimizer → the settings of each of its parameter groups."""
     parameters: dict[str, int] = field(default_factory=dict)
@@ -88,6 +91,8 @@ class Snapshot:
             pairs = zip(own["param_groups"], self.settings[name], strict=True)
             own["param_groups"] = [{**kept, "params": group["params"]} for group, kept in pairs]
         else:
+            named = self.held.get(name, {}).items()
+            own.update({key: tensor.detach() for key, tensor in named if key in own})
             own.update(self.buffers.get(name, {}))
         listed: state.Tensors = {}
         tree = self.tracked.capture_one(name, listed, own)
@@ -116,6 +121,11 @@ def take(tracked: Tracked, buffers: Buffers, rest: Capture) -> Snapshot:
     for name in filter(tracked.stays, tracked.objects):
         if tracked.has_sharded(name):
             shot.list_now(name)
+        elif tracked.objects[name][0] == "module":
+            shot.held[name] = dict(tracked.parameters_of(name))
+    for owner, key, tensor in buffers.list_large():
+        if owner in shot.held:
+            shot.held[owner][key] = tensor
     shot.marked = device.mark()
     return shot
 

@@ -9,6 +9,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from everstep import parameter_names, state
 from everstep.errors import Misuse, StateError
 from everstep.sharded import Like, is_sharded, local_of
+from everstep_contract.layout import OWN
 
 ORDER = ("module", "tensor", "optimizer", "object")
 """Modules are loaded first, because the others may read them."""
@@ -49,6 +50,7 @@ class Tracked:
         self.objects: dict[str, tuple[str, Any]] = {}
         self._parameters: dict[str, torch.nn.Parameter] | None = None
         self._small: list[Any] | None = None
+        self._by_key: dict[str, dict[str, torch.nn.Parameter]] = {}
         self._stay: dict[str, bool] = {}
         self._sharded: dict[str, bool] = {}
 
@@ -59,8 +61,14 @@ class Tracked:
             raise Misuse(
                 f"track({name}=…): a name has no / and does not begin with $; choose another"
             )
+        if f"{name}/" == OWN:
+            raise Misuse(
+                f"track({name}=…): checkpoints hold the states of the random generators under this "
+                "name; choose another"
+            )
         self.objects[name] = (kind_of(name, thing), thing)
         self._parameters = self._small = None
+        self._by_key.clear()
         self._stay.clear()
         self._sharded.clear()
 
@@ -86,6 +94,13 @@ class Tracked:
             if tensor.requires_grad:
                 found.setdefault(id(tensor), (name, tensor))
         return dict(found.values())
+
+    def parameters_of(self, name: str) -> dict[str, torch.nn.Parameter]:
+        """Key in a module's state_dict → parameter, all keys of a shared parameter included."""
+        if name not in self._by_key:
+            _, module = self.objects[name]
+            self._by_key[name] = dict(module.named_parameters(remove_duplicate=False))
+        return self._by_key[name]
 
     def find_not_finite(self) -> str:
         """Name of a parameter that holds NaN or infinity on this rank; empty: none does."""

@@ -122,6 +122,16 @@ def test_each_pod_runs_where_restricted_is_enforced(
     assert out.splitlines() == [f"pod/trial-{n} created (server dry run)" for n in range(len(pods))]
 
 
+def test_a_namespace_whose_name_is_a_number_stays_text(helm: Path, tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text('{watchNamespaces: ["42"], exporter: {namespaces: ["43"]}}')
+    documents = read_documents(chart.render(helm, files=[values]))
+    namespaces = [d["metadata"]["namespace"] for d in documents if "namespace" in d["metadata"]]
+    assert {"42", "43"} <= set(namespaces)
+    policy = find(documents, "NetworkPolicy", "everstep-operator")
+    assert "'values': ['42']" in str(policy["spec"]["egress"])
+
+
 def test_the_files_that_a_lab_installs_are_what_helm_renders(helm: Path) -> None:
     outdated = chart.list_outdated(chart.render_files(helm))
     assert outdated == [], "run `python -m everstep_lab.chart`"

@@ -130,5 +130,7 @@ def test_gpus_are_counted_over_all_pods_and_a_job_without_any_by_its_pods() -> N
     container = job["spec"]["workers"]["template"]["spec"]["containers"][0]
     container["resources"]["limits"]["nvidia.com/gpu"] = "8"
     assert incidents.count_gpus(job) == 16
+    container["resources"]["limits"] = {"cpu": "4", "nvidia.com/mig-1g.10gb": "3"}
+    assert incidents.count_gpus(job) == 6
     container["resources"] = {}
     assert incidents.count_gpus(job) == 2

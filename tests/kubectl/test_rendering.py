@@ -137,6 +137,14 @@ def test_nodes_are_listed_with_verdict_and_why() -> None:
     assert free.split()[:3] == ["node-3", "InUse", "2/2"]
 
 
+def test_a_node_that_has_only_mig_slices_is_listed() -> None:
+    raw = next(n for n in recordings.nodes() if n["metadata"]["name"] == "node-3")
+    raw["status"]["capacity"] = {"nvidia.com/mig-1g.10gb": "7", "nvidia.com/gpu": "0"}
+    raw["status"]["allocatable"] = {"nvidia.com/mig-1g.10gb": "6", "nvidia.com/gpu": "0"}
+    (node,) = nodes.choose_shown(nodes.build_nodes([raw]))
+    assert (node.allocatable, node.gpus) == (6, 7)
+
+
 def test_why_has_the_evidence_and_the_way_back() -> None:
     node = nodes.build_nodes(recordings.nodes())[0]
     shown = nodes.render_why(node, [], NOW)

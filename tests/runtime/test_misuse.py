@@ -203,6 +203,11 @@ def test_one_name_twice(trial: Trial) -> None:
         trial.job.track(model=trial.model)
 
 
+def test_the_name_of_the_random_states(trial: Trial) -> None:
+    with pytest.raises(Misuse, match=r"track\(random=…\).*choose another"):
+        trial.job.track(random=torch.zeros(1))
+
+
 def test_steps_twice(trial: Trial) -> None:
     first_step(trial)
     with pytest.raises(Misuse, match="called once"):

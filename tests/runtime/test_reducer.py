@@ -106,3 +106,38 @@ def test_an_estimate_of_the_norm_is_near_it(rows: int) -> None:
     near = training.reducer.measure(sampled=True)
     assert near == pytest.approx(exact, rel=0.02)
     assert (near == training.reducer.measure(sampled=False)) is (rows < module.LEAST_BLOCKS)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_complex_gradients_are_added_as_pairs_of_real_numbers(exact: bool) -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.ParameterDict(
+        {
+            "odd": torch.randn(3),
+            "flat": torch.randn(2, 3, dtype=torch.complex64),
+            "turned": torch.nn.Parameter(torch.randn(4, 2, dtype=torch.complex64).t()),
+        }
+    )
+    named = dict(layer.named_parameters())
+
+    def compute_loss(weight: complex) -> torch.Tensor:
+        terms = (p * weight if p.is_complex() else p * abs(weight) for p in named.values())
+        return sum((t + t.conj() * 2j).abs().square().sum() for t in terms)  # type: ignore[return-value]
+
+    weights = (1 + 2j, -3j)
+    losses = [compute_loss(w) for w in weights]
+    wanted = torch.autograd.grad((losses[0] + losses[1]) / 2, list(named.values()))
+    reducer = Reducer(exact=exact)
+    reducer.begin(named, 2)
+    for weight in weights:
+        reducer.backward(compute_loss(weight), overlap=None)
+    reducer.flush(LocalGroup())
+    reducer.start_last(torch.zeros(1))
+    assert reducer.end() is not None
+    reducer.deliver([1.0] * 3, 0.5)
+    for parameter, gradient in zip(named.values(), wanted, strict=True):
+        assert parameter.grad is not None
+        assert parameter.grad.stride() == parameter.stride()
+        assert torch.allclose(parameter.grad, gradient)
+    norm = sum(float(g.abs().square().sum()) for g in wanted) ** 0.5
+    assert reducer.measure(sampled=False) == pytest.approx(norm, rel=1e-5)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from everstep import session, slots
+from everstep import session, slots, snapshot
+from everstep.buffers import SMALL_BYTES
 from everstep_contract import wire
 from everstep_contract.report import Cause
 from runtime.a_job import Trial
@@ -135,6 +136,48 @@ def test_what_forward_changes_is_saved_as_of_the_boundary(
     raw = Path(first.path).read_bytes()[found.at : found.at + 12]
     assert torch.equal(torch.frombuffer(bytearray(raw), dtype=torch.float32), means[1])
     assert not torch.equal(means[0], means[1])
+
+
+def test_tensors_that_stand_in_for_parameters_beside_the_copy_are_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = Trial(tmp_path, save_every_steps=1)
+    trial.model.register_buffer("large", torch.ones(SMALL_BYTES))
+    trial.track()
+    armed, swapped, listed = threading.Event(), threading.Event(), threading.Event()
+    list_state = snapshot.Snapshot.list_state
+
+    def list_beside(shot: snapshot.Snapshot) -> snapshot.Capture:
+        if not armed.is_set():
+            return list_state(shot)
+        assert swapped.wait(LIMIT)
+        held = list_state(shot)
+        listed.set()
+        return held
+
+    def wait_for_the_list(*_: Any) -> None:
+        swapped.set()
+        assert listed.wait(LIMIT)
+
+    monkeypatch.setattr(snapshot.Snapshot, "list_state", list_beside)
+    zeros = {key: torch.zeros_like(t) for key, t in trial.model.state_dict().items()}
+    for number, step in enumerate(trial.job.steps(until=3), 1):
+        before = trial.model.weight.detach().clone().reshape(-1)
+        for batch in step.batches(trial.data):
+            if number == 3 and not swapped.is_set():
+                hook = trial.model.register_forward_pre_hook(wait_for_the_list)
+                torch.func.functional_call(trial.model, zeros, torch.zeros(1, 3))
+                hook.remove()
+            step.backward(trial.loss(batch))
+        trial.optimizer.step()
+        if number == 2:
+            armed.set()
+    second = trial.agent.of(wire.Staged)[1]
+    assert (second.step, second.problem) == (2, "")
+    assert torch.equal(weights_in(second), before)
+    (large,) = [t for t in second.tensors if t.name == "model/large"]
+    raw = Path(second.path).read_bytes()[large.at : large.at + 4 * SMALL_BYTES]
+    assert torch.frombuffer(bytearray(raw), dtype=torch.float32).eq(1).all()
 
 
 def test_a_learning_rate_that_is_a_tensor_may_change_before_the_loop(

@@ -463,6 +463,32 @@ def test_evaluate_is_one_pass_in_order_without_gradients(trial: Trial) -> None:
     assert trial.job.sum(1.5, 2) == (1.5, 2.0)
 
 
+def test_evaluations_that_overlap_leave_gradients_and_random_numbers_as_they_were(
+    trial: Trial,
+) -> None:
+    """`zip` ends the first before the second."""
+    before = torch.get_rng_state()
+    for (inputs, _), _ in zip(
+        trial.job.evaluate(trial.data), trial.job.evaluate(trial.data), strict=False
+    ):
+        assert not trial.model(inputs).requires_grad
+    assert torch.is_grad_enabled()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_evaluation_that_the_script_does_not_end_ends_with_its_step(trial: Trial) -> None:
+    for step in trial.job.steps(until=2):
+        assert torch.is_grad_enabled()
+        trial.take(step)
+        before = torch.get_rng_state()
+        abandoned = trial.job.evaluate(trial.data)
+        next(abandoned)
+    assert torch.is_grad_enabled()
+    assert torch.equal(torch.get_rng_state(), before)
+    abandoned.close()
+    assert torch.is_grad_enabled()
+
+
 def test_an_evaluation_is_divided_among_the_ranks_that_there_are_after_a_loss(trial: Trial) -> None:
     membership, step = trial.session.membership, first_step(trial)
     membership._form = lambda frame: LocalGroup()
