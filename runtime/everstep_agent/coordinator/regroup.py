@@ -27,6 +27,7 @@ from everstep_agent.coordinator import (
 )
 from everstep_agent.coordinator.breaks import BELOW_MINIMUM, REPLICAS_DIFFER, Break
 from everstep_agent.coordinator.gather import judge_claim, log_epoch
+from everstep_agent.coordinator.kept_out import find_kept_out
 from everstep_agent.coordinator.recover import CAUSE_SECONDS, cause_of, count_repeats, refine
 from everstep_agent.coordinator.term import Term
 from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Id
@@ -165,6 +166,9 @@ async def _plan(term: Term, found: Break, began: float) -> tuple[Break, Planned 
     """The loss, and how its survivors continue, or why they cannot."""
     hold = _Hold(began=began, heard_at=began)
     while True:
+        if _take_back(term):
+            term.change(term.state.hold_epoch(found.cause))
+            hold = _Hold(began=term.now(), heard_at=term.now())
         _propose(term)
         look_for_silence(term)
         waited = term.now() - began
@@ -188,6 +192,23 @@ async def _plan(term: Term, found: Break, began: float) -> tuple[Break, Planned 
             case regroup_rules.Plan():
                 return found, (survivors, decision)
         await term.tick()
+
+
+def _take_back(term: Term) -> bool:
+    """Return to the epoch that the running one continues, if its workers are still in it. Their
+    agents have joined a later epoch of another coordinator meanwhile, and will not start the running
+    one, which has not begun.
+    """
+    claim = term.run_log.newest_claim
+    if claim is None or claim.epoch != term.running.number or term.running.in_place is None:
+        return False
+    held = find_kept_out(term.recent(), term.running, claim)
+    if held is None:
+        return False
+    term.line.say("epoch_adopted", epoch=held.number, incident=term.state.incidents.id)
+    held = regroup_rules.note_commit(held, term.newest_commit())
+    term.change(term.state.adopt_epoch(held))
+    return True
 
 
 def _end_lost_units(term: Term, waited: float) -> None:

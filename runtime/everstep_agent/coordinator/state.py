@@ -118,7 +118,9 @@ class JobState:
     def commit(self, newest: Commit) -> "JobState":
         """Note that a checkpoint of this epoch, or of one that it continues, is in the log."""
         epoch = self.epoch
-        if epoch is None or newest.epoch > epoch.number or epoch.committed >= newest.step:
+        if epoch is None or epoch.committed >= newest.step:
+            return self
+        if newest.epoch > epoch.number and newest.token != epoch.token:  # see `write_as`
             return self
         return self._with_epoch(committed=newest.step)
 
