@@ -67,6 +67,12 @@ def test_only_a_running_epoch_cuts_ranks_out():
     assert find(WAITS, OVERDUE, stage=Stage.HOLD) == []
 
 
+def test_a_rank_that_is_stopped_for_long_is_cut_out_however_often_others_were() -> None:
+    stopped = {"overdue": 2.0, "stopped": True}
+    assert find(WAITS, stopped, factor=16) == []
+    assert find(WAITS, stopped | {"stopped_long": True}, factor=16) == [1]
+
+
 def test_each_cut_doubles_the_limits_until_a_good_while_has_passed():
     patience = Patience().after_cut(100.0).after_cut(200.0)
     assert [patience.factor(now) for now in (201.0, 150.0 + CALM_SECONDS)] == [4, 2]

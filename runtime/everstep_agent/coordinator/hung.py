@@ -22,7 +22,9 @@ CALM_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """A cut by a learnt limit may have been wrong, so each one doubles the limits of all ranks."""
+    """A cut by a learnt limit may have been wrong, so each one doubles the limits of all ranks. Not
+    that of a rank that a signal has stopped.
+    """
 
     cut_at: tuple[float, ...] = ()
 
@@ -59,7 +61,7 @@ def list_hung(
     ranks = _list_ranks(epoch, reports)
     if epoch.stage is not Stage.RUNNING or len(ranks) < epoch.world:
         return ()
-    over = [r for r in ranks if r.worker.overdue >= factor]
+    over = [r for r in ranks if r.worker.overdue >= (1 if r.worker.stopped_long else factor)]
     stopped = {r.unit for r in over if r.worker.stopped}
     named = [r for r in over if r.worker.stopped or r.unit not in stopped]
     waiting = sum(r not in named and (r.worker.waiting or r.unit in stopped) for r in ranks)
@@ -71,6 +73,7 @@ def list_hung(
             slot=r.slot,
             local=r.worker.local,
             life=r.worker.life,
+            stopped=r.worker.stopped,
             missed=describe_missed(r.worker.sums, waits),
         )
         for r in named

@@ -25,6 +25,7 @@ from everstep_agent.coordinator.hung import list_hung
 from everstep_agent.coordinator.recover import recover
 from everstep_agent.coordinator.stuck import find_stuck
 from everstep_agent.coordinator.term import STALE_SECONDS, Term
+from everstep_agent.coordinator.unlike_feeds import describe_unlike_feeds
 from everstep_agent.peers.agent_report import State, WorkerReport
 from everstep_agent.peers.epoch_level import EpochLevel, Hung, Stage
 from everstep_agent.runlog.run_log import Lost
@@ -56,7 +57,7 @@ async def train(term: Term) -> str:
         boundary_turn.want_pin(term, workers)
         boundary_turn.follow_near_saves(term, watch, now)
         term.saves.pump(term.running, term.applied(), term.spent())
-        if why := _why_impossible(term):
+        if why := _why_impossible(term, workers):
             term.end(report.Cause.MISUSE, why)
             return ""
         if term.saves.disagreement is not None:
@@ -65,7 +66,13 @@ async def train(term: Term) -> str:
             term.end(report.Cause.NOT_FINITE, why)
             return ""
         lost = last_save.find_lost(
-            term.running, workers, term.saves, wait, now=now, trouble=term.storage_error is not None
+            term.running,
+            workers,
+            term.saves,
+            wait,
+            now=now,
+            trouble=term.storage_error is not None,
+            uploading=any(r.uploading for r in term.recent()),
         )
         if lost is not None:
             finished = workers[0].applied if _all_finished(epoch, workers) else None
@@ -109,9 +116,13 @@ def _find_loss(
     )
 
 
-def _why_impossible(term: Term) -> str:
-    """Why no checkpoint of this job can be made; empty: as far as known, one can."""
-    found = term.saves.disagreement
+def _why_impossible(term: Term, workers: Sequence[WorkerReport]) -> str:
+    """Why the job cannot train, or no checkpoint of it can be made; empty: as far as known, it can."""
+    epoch, found = term.running, term.saves.disagreement
+    whole = epoch.in_place is None and len(workers) == epoch.world
+    begins = whole and min(w.applied for w in workers) <= epoch.resume + 1
+    if begins and (unlike := describe_unlike_feeds(epoch, term.reports.all())):
+        return unlike
     if found is None or term.newest_commit() is not None:
         return term.saves.impossible
     return (
@@ -168,7 +179,7 @@ def _cut_out(term: Term, now: float) -> None:
     able = all(r.in_place for r in term.recent()) and not regroup.why_not_wanted(term)
     hung = _list_hung(term, now) if able else ()
     if hung != term.running.hung:
-        if hung:
+        if any(not found.stopped for found in hung):
             term.patience = term.patience.after_cut(now)
         term.change(term.state.cut_out(hung))
 

@@ -76,12 +76,16 @@ class WorkerReport:
     """1: it has made no progress for the time limit that it has learnt; 2: for twice that."""
     stopped: bool = False
     """It makes no progress, and a signal has stopped its process."""
+    stopped_long: bool = False
+    """The same, for so long that it is no short pause."""
     waited: float = 0.0
     """1: it has waited for others for that limit; 0: it does not wait, or has learnt no limit."""
     still_ms: int = 0
     """Milliseconds for which nothing has moved in the sum that it waits in."""
     still_limit_ms: int = 0
     """The learnt limit for `still_ms` if all ranks wait in the sum; 0: it has learnt none."""
+    feeds: dict[str, str] = field(default_factory=dict)
+    """The feeds that its script has made: name → settings in words. Empty: not known."""
     sums: Sums | None = None
     """None: it does not wait, hang, or fail to make progress; or it is in no reduction."""
 
@@ -192,6 +196,8 @@ class AgentReport:
     notes: tuple[str, ...] = ()
     dropped: int = 0
     """Lines of output that were dropped because nobody reads the agent's stdout or stderr."""
+    uploading: bool = False
+    """It uploads saves, or will."""
     state_bytes: int = 0
     read_back: ReadReport | None = None
     """None: the agent's version reads nothing back for others."""

@@ -142,6 +142,8 @@ class Hung:
     slot: int
     local: int
     life: int
+    stopped: bool = field(default=False, compare=False)
+    """A signal has stopped it, so it is not only slow."""
     missed: str = field(default="", compare=False)
     """Which sum it holds up, in words; empty: the others wait in none."""
 

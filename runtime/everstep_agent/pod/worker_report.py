@@ -61,6 +61,8 @@ class Reported(Protocol):
     def still(self) -> float: ...
     @property
     def progress(self) -> Progress: ...
+    @property
+    def tracked(self) -> wire.Tracked | None: ...
     def sums(self) -> Sums | None: ...
 
 
@@ -111,9 +113,11 @@ def build_worker_report(
         dead_ms=_dead_ms(worker, now),
         overdue=worker.overdue,
         stopped=worker.overdue > 0 and worker.progress.stopped,
+        stopped_long=worker.overdue > 0 and worker.progress.stopped_for_long,
         waited=worker.waited,
         still_ms=round(worker.still * 1000),
         still_limit_ms=round(worker.progress.mark.group_limit * 1000) if worker.still else 0,
+        feeds=worker.tracked.feeds if worker.tracked else {},
         sums=worker.sums() if at.waiting or worker.hung or worker.overdue > 0 else None,
     )
 
