@@ -33,7 +33,7 @@ class Batches:
         self.exact = settings.order.length is not None
         """False: the order is the iterable's own, and a resume skips what was read."""
         made = validate.callable_or_none("job.batches: collate", collate) or default_collate
-        self.source = Source(dataset if self.exact else Stream(dataset), made)
+        self.source = Source(dataset if self.exact else Stream(dataset, settings.order.seed), made)
         self.size = settings.order.length or 0
         self._order, self._order_ahead = (
             order.Blocks(size=self.size, seed=settings.order.seed, shuffle=settings.order.shuffle)

@@ -56,7 +56,7 @@ def cross(session: Session, step: StepState) -> None:
         raise Misuse(
             f"step {step.number}: parameters or a schedule changed after job.evaluate, job.pause "
             "or job.sum; these mark the step as applied, so they come after everything that "
-            "changes the state"
+            "changes the state. To evaluate averaged weights, use a copy of the model"
         )
     mark_applied(session, step)
     if session.broken:

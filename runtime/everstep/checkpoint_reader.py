@@ -95,6 +95,10 @@ class Checkpoint:
     def has(self, name: str) -> bool:
         return name in self._tensors
 
+    def lacks_files(self) -> bool:
+        """Whether a file with chunks of the checkpoint is gone."""
+        return not all(os.path.exists(place.path) for place in self._places.values())
+
     def tensor(self, name: str) -> torch.Tensor:
         """Like `read`, for one tensor, in memory of its own."""
         return self.read({name: None})[name]
@@ -141,7 +145,11 @@ class Checkpoint:
     def _copy_piece(self, one: _Copy) -> None:
         """Copy a piece. It is verified completely, even if only a part of it is wanted."""
         at_once = one.part is None and one.into.is_contiguous()
-        whole = one.into if at_once else torch.empty(one.piece.lengths, dtype=one.into.dtype)
+        whole = (
+            one.into
+            if at_once
+            else torch.empty(one.piece.lengths, dtype=one.into.dtype, device="cpu")
+        )
         room = _view_bytes(whole)
         for _ in range(TRIES):
             with self._lock:
@@ -225,11 +233,11 @@ def _take_room(wanted: torch.Tensor | Like | None, stored: manifest.Tensor) -> t
     """Return the tensor to read into: the wanted one, or a new one that is divided like it."""
     like = wanted.tensor if isinstance(wanted, Like) else wanted
     if like is None or tuple(like.shape) != stored.shape:
-        return torch.empty(stored.shape, dtype=_dtype(stored))
+        return torch.empty(stored.shape, dtype=_dtype(stored), device="cpu")
     here = local_of(like)
     if like is wanted and _fits(here, stored):
         return like
-    return with_local(like, torch.empty(here.shape, dtype=_dtype(stored)))
+    return with_local(like, torch.empty(here.shape, dtype=_dtype(stored), device="cpu"))
 
 
 def _fits(here: torch.Tensor, stored: manifest.Tensor) -> bool:

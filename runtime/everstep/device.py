@@ -83,7 +83,9 @@ def read(tensor: torch.Tensor, piece_bytes: int = PIECE_BYTES) -> Iterator[torch
     if raw.device.type == "cpu":
         yield from torch.split(raw, piece_bytes)
         return
-    buffer = torch.empty(min(raw.numel(), piece_bytes), dtype=torch.uint8, pin_memory=True)
+    buffer = torch.empty(
+        min(raw.numel(), piece_bytes), dtype=torch.uint8, device="cpu", pin_memory=True
+    )
     for piece in torch.split(raw, piece_bytes):
         held = buffer[: piece.numel()]
         held.copy_(piece, non_blocking=True)
@@ -99,7 +101,7 @@ def writing(room: torch.Tensor) -> Iterator[torch.Tensor]:
     if room.device.type == "cpu":
         yield room
         return
-    buffer = torch.empty(room.shape, dtype=room.dtype, pin_memory=True)
+    buffer = torch.empty(room.shape, dtype=room.dtype, device="cpu", pin_memory=True)
     yield buffer
     room.copy_(buffer)
 
@@ -110,7 +112,7 @@ def copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
     """
     if tensor.device.type == "cpu":
         return tensor.detach().clone()
-    held = torch.empty(tensor.shape, dtype=tensor.dtype)
+    held = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
     fetch(tensor, held.reshape(-1).view(torch.uint8).numpy())
     return held
 

@@ -64,6 +64,15 @@ def list_exact_changes(before: Segment, now: Settings) -> list[str]:
     return notes
 
 
+def describe(settings: Settings) -> str:
+    """Without the fingerprint, which some libraries choose at random."""
+    order = settings.order
+    return (
+        f"{_length(order)}, global_batch {settings.global_batch}, micro_batch {settings.micro_batch}, "
+        f"shuffle {order.shuffle}, seed {order.seed}"
+    )
+
+
 def begin(settings: Settings, step: int, sample: int = 0, change: str = "") -> Segment:
     """Make a segment from which nothing has been drawn yet."""
     return Segment(

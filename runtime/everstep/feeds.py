@@ -72,9 +72,22 @@ class Feeds:
         """Begin training: every feed that a step may draw from has been made."""
         self._closed = True
 
+    def describe(self) -> dict[str, str]:
+        """Name → settings in words, which are the same on every rank."""
+        return {name: feed_rules.describe(made.settings) for name, made in self._made.items()}
+
     def adopt(self, records: dict[str, FeedRecord] | None, applied: int) -> None:
-        """Continue at the position of another member, whose script has made the same feeds."""
-        self._records, self._applied = dict(records or {}), applied
+        """Continue at the position of another member.
+
+        Raises:
+            StateError: a feed differs from that member's feed of this name, so this rank's
+                micro-batches would hold other samples.
+        """
+        known = dict(records or {})
+        for name, made in self._made.items():
+            if name in known:
+                _require_equal(made, known[name].last)
+        self._records, self._applied = known, applied
 
     def draw(self, made: Batches, step: int) -> int:
         """Return the place of the first sample of `step`; it is the same for every loop of the step.
@@ -140,6 +153,17 @@ class Feeds:
         changes = feed_rules.list_order_changes(last.order, made.settings.order)
         if changes:
             raise StateError(_refusal(made.name, self._applied, changes))
+
+
+def _require_equal(made: Batches, last: Segment) -> None:
+    """`last`: the segment from which the running ranks draw."""
+    changes = feed_rules.list_order_changes(last.order, made.settings.order)
+    changes += feed_rules.list_exact_changes(last, made.settings)
+    if changes:
+        raise StateError(
+            f"job.batches, feed {made.name}: this rank differs from the running ranks: {'; '.join(changes)}. "
+            "Give all pods the same data and the same script"
+        )
 
 
 def _refusal(name: str, applied: int, changes: Collection[str]) -> str:

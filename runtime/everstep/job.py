@@ -251,7 +251,7 @@ class Job:
         `job.sum` adds up the results. The ranks of a unit get the same share.
 
         Inside a step it marks the step as applied, so call it after
-        everything that changes the state.
+        everything that changes the state. The time limit of a step applies to each batch.
 
         Raises:
             Misuse: `data` is not a feed, or can only be iterated.
@@ -267,6 +267,7 @@ class Job:
                         self._park_if_broken()
                         with self._session.meter.fetching():
                             batch = data.take(request)
+                        self._enter_innermost()  # each batch has the whole time limit
                         randomness.seed_all(*request.seed)
                         yield batch
             finally:

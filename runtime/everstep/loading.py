@@ -20,6 +20,11 @@ from everstep.errors import Misuse, StateError
 from everstep_contract import codec
 from everstep_contract.fetched import Fetched
 
+TRIES = 3
+"""From a folder, chunks are read where they are, so the job may retire the checkpoint meanwhile.
+Then the newest one is fetched again.
+"""
+
 
 class Loaded(dict[str, Any]):
     """Maps each name in `job.track` to what the object's `load_state_dict` takes, or to the tensor
@@ -51,16 +56,20 @@ def load(uri: str, *, step: int | None = None, only: Iterable[str] = ()) -> Load
             be read; the message says which.
     """
     names = _check(uri, step, only)
-    with tempfile.TemporaryDirectory(prefix="everstep-load-") as folder:
-        found = _fetch(str(uri), step, names, folder)
-        for skipped in found.skipped:
-            text = (
-                f"{found.run}: the checkpoint of step {skipped.step} is passed over: {skipped.why}"
-            )
-            warnings.warn(text, stacklevel=2)
-        checkpoint = Checkpoint(found.manifest, found.places)
-        trees = checkpoint.tree["objects"]
-        objects = {n: _read(trees[n], checkpoint) for n in trees if not names or n in names}
+    for left in reversed(range(TRIES)):
+        with tempfile.TemporaryDirectory(prefix="everstep-load-") as folder:
+            found = _fetch(str(uri), step, names, folder)
+            checkpoint = Checkpoint(found.manifest, found.places)
+            try:
+                trees = checkpoint.tree["objects"]
+                objects = {n: _read(trees[n], checkpoint) for n in trees if not names or n in names}
+                break
+            except StateError:
+                if not (left and checkpoint.lacks_files()):
+                    raise
+    for skipped in found.skipped:
+        text = f"{found.run}: the checkpoint of step {skipped.step} is passed over: {skipped.why}"
+        warnings.warn(text, stacklevel=2)
     return Loaded(objects, found)
 
 

@@ -121,6 +121,7 @@ class Loop:
             amount = 0
         scaled = value * (amount / self._feed.global_batch)
         if scaler is not None:
+            _require_tracked(scaler, self._session.tracked.objects.values())
             scaled = scaler.scale(scaled)
         scale = float(scaler.get_scale()) if scaler is not None else 1.0
         group = self._group_if_last()
@@ -164,7 +165,9 @@ class Loop:
         self._expect()
         if len(self) > 1 or membership.can_regroup:
             self._buffers_before = self._session.buffers.hold()
-        self._session.reducer.begin(self._named, self._feed.micro_batches)
+        self._session.reducer.begin(
+            self._named, self._feed.micro_batches, first=self._step.reductions == 0
+        )
         self._session.meter.update(phase=Phase.COMPUTING, reduction=self._step.reductions)
 
     def _take_more(self) -> None:
@@ -231,14 +234,14 @@ class Loop:
         again = self._filling and index == self._current
         self._current, self._answers = index, 0
         request = self._feed.request(self._first, index)
+        if self._tells:  # before the fetch, which may raise: the script may skip the batch then
+            places = self._feed.places(index)
+            self._parts.counts[index] = 1
+            self._parts.samples[places.start : places.stop] = [i + 1 for i in request.ids]
         if not again or self._feed.exact:  # going back in a stream reads it again from the start
             with self._session.meter.fetching():
                 self._batch = self._feed.take(request)
         randomness.seed_all(*request.seed)
-        if self._tells:
-            places = self._feed.places(index)
-            self._parts.counts[index] = 1
-            self._parts.samples[places.start : places.stop] = [i + 1 for i in request.ids]
         self._session.begin_copy()
         return self._batch
 
@@ -390,6 +393,16 @@ def choose_parameters(
     if len({id(p) for p in known.values()} & wanted) != len(wanted):
         raise Misuse("step.batches(params=…): it names a parameter that no tracked module has")
     return found
+
+
+def _require_tracked(scaler: Any, tracked: Iterable[tuple[str, Any]]) -> None:
+    """Each rank must scale by the same number, also one that joins later."""
+    enabled = getattr(scaler, "is_enabled", lambda: True)()
+    if enabled and not any(thing is scaler for _, thing in tracked):
+        raise Misuse(
+            "step.backward(…, scaler=…): this scaler is not tracked, so a rank that joins or restarts would begin "
+            "with another scale; call job.track(scaler=scaler)"
+        )
 
 
 def _checked_loss(loss: Any, step: int) -> torch.Tensor:

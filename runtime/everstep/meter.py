@@ -47,9 +47,12 @@ class Meter:
 
     @contextmanager
     def charging(self, category: str, *, waiting: bool = False) -> Iterator[None]:
-        """Charge the time inside to `category`. `waiting`: this rank waits for others, so it does not hang."""
+        """Charge the time inside to `category`. `waiting`: this rank waits for others, so it does not hang,
+        and this time does not count against the limit of its scope.
+        """
         before, was = self._category, self.position.waiting
         self._charge()
+        began = self._entered
         self._category = category
         if waiting != was:
             self.update(waiting=waiting)
@@ -60,7 +63,10 @@ class Meter:
         finally:
             self._charge()
             self._category = before
-            self.update(waiting=was)
+            since = self.position.since
+            if waiting and not was:
+                since += self._entered - max(began, since)
+            self.update(waiting=was, since=since)
 
     @contextmanager
     def summing(self) -> Iterator[None]:

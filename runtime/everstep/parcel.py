@@ -93,7 +93,7 @@ def _bytes_of(tensor: torch.Tensor) -> Any:
     start = tensor.storage_offset() * size
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     length = (sum((count - 1) * stride for count, stride in steps) + 1) * size
-    whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(tensor.untyped_storage())
     return whole[start : start + length].numpy()
 
 
@@ -101,4 +101,4 @@ def _rebuild(
     content: Any, dtype: torch.dtype, shape: torch.Size, stride: tuple[int, ...]
 ) -> torch.Tensor:
     storage = torch.frombuffer(content, dtype=torch.uint8).untyped_storage()
-    return torch.empty(0, dtype=dtype).set_(storage, 0, shape, stride)
+    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, stride)

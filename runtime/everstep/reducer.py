@@ -26,6 +26,8 @@ for all is worse than several.
 """
 BLOCK, SAMPLED = 2**10, 32
 """An estimate of the norm uses the first of each 32 blocks. A block has 2**10 elements, a page of memory."""
+PLAN_STEPS = 4
+"""The buffers of a list of parameters are kept for so many steps in which no loop uses them."""
 LEAST_BLOCKS = 8
 """If an estimate would use fewer blocks, all elements are used."""
 _NARROW = (torch.float16, torch.bfloat16)
@@ -184,8 +186,11 @@ class Reducer:
         self._hooked: dict[int, Any] = {}
         self._watched: list[torch.nn.Parameter] = []
         self._aside: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
-        """Gradients that a former loop delivered for other parameters, until this loop is over."""
+        """Gradients that a former loop of the step delivered for other parameters, until this loop is over."""
         self._plans: dict[tuple[int, ...], _Plan] = {}
+        self._used_in: dict[tuple[int, ...], int] = {}
+        """The same keys → the last step that used the plan, in the count of this process."""
+        self._steps = 0
         self._plan = _Plan({}, bucket_bytes)
         self._own: list[torch.Tensor | None] = []
         self._works: list[Any] = []
@@ -201,9 +206,18 @@ class Reducer:
                 self._hooked[id(parameter)] = hook(self._on_grad)
                 self._watched.append(parameter)
 
-    def begin(self, named: dict[str, torch.nn.Parameter], micro_batches: int) -> None:
-        """Begin a loop over `micro_batches` of all ranks: there is no gradient yet, and `.grad` is None."""
+    def begin(
+        self, named: dict[str, torch.nn.Parameter], micro_batches: int, *, first: bool = True
+    ) -> None:
+        """Begin a loop over `micro_batches` of all ranks: there is no gradient yet, and `.grad` is None.
+
+        Args:
+            first: this is the first loop of its step. It ends the gradients of former steps, of all
+                parameters: a rank that joins has none.
+        """
         self._micro_batches = micro_batches
+        if first:
+            self._begin_step()
         self._plan = self._find_plan(named)
         self.watch(self._plan.parameters)
         self._own = [None] * len(named)
@@ -216,8 +230,16 @@ class Reducer:
         self._plan.leave_shared()
         self._open, self._counting = True, False
 
+    def _begin_step(self) -> None:
+        for parameter in self._watched:
+            parameter.grad = None
+        self._steps += 1
+        for key in [k for k, step in self._used_in.items() if self._steps - step > PLAN_STEPS]:
+            del self._plans[key], self._used_in[key]
+
     def _find_plan(self, named: dict[str, torch.nn.Parameter]) -> _Plan:
         key = tuple(id(p) for p in named.values())
+        self._used_in[key] = self._steps
         if key not in self._plans:
             self._plans[key] = _Plan(named, self._bucket_bytes, exact=self._exact)
         return self._plans[key]

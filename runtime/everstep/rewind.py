@@ -80,9 +80,12 @@ class StepStart:
 
 
 def fingerprint(tracked: Tracked) -> tuple[Any, ...]:
-    """A value that changes when a tracked parameter or the count of a schedule changes."""
+    """A value that changes when a tracked parameter, or the memory that it lies in, or the count of a
+    schedule changes.
+    """
     counts = [getattr(thing, "last_epoch", None) for _, thing in tracked.objects.values()]
-    return (sum(list_versions(tracked).values()), *counts)
+    places = tuple(local_of(p).data_ptr() for p in tracked.named_parameters().values())
+    return (sum(list_versions(tracked).values()), places, *counts)
 
 
 def list_versions(tracked: Tracked) -> dict[str, int]:

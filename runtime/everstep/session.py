@@ -216,7 +216,13 @@ class Session:
         )
         self._prepare_saves(held)
         self.agent.send(
-            wire.Tracked(epoch=self.epoch, applied=self.applied, bytes=size, until=until)
+            wire.Tracked(
+                epoch=self.epoch,
+                applied=self.applied,
+                bytes=size,
+                until=until,
+                feeds=self.feeds.describe(),
+            )
         )
         self.settled = True
         self.membership.set_apart("")
@@ -272,8 +278,8 @@ class Session:
             lay = {n: sharded.lay_local if n in taken.parts else sharded.divide for n in wanted}
             return {n: lay[n](tensors[n], like) for n, like in wanted.items()}
 
-        self.tracked.load(list(self.tracked.objects), tree["objects"], read, self.device)
         self.feeds.adopt(feed.decode_records(tree), taken.applied)
+        self.tracked.load(list(self.tracked.objects), tree["objects"], read, self.device)
         self._restore_rest(tree, tensors.__getitem__)
         self.buffers = Buffers(self.tracked)
         self.applied = taken.applied
@@ -504,6 +510,7 @@ class Session:
             while True:
                 save = self.agent.wait_save()
                 if sound and save.step == step:
+                    self.slots.release()  # this rank trains no more
                     self.stage(step, capture, whole=True)
 
     def fail(self, cause: Cause, message: str, traceback: str = "", *, fault: str = "") -> NoReturn:

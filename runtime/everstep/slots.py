@@ -115,6 +115,12 @@ class Slots:
         self._slots.append(self._make(size))
         return self._slots[-1]
 
+    def release(self) -> None:
+        """Free the memory of the slots that hold no save."""
+        for slot in [slot for slot in self._slots if slot.is_free]:
+            slot.remove()
+            self._slots.remove(slot)
+
     def _remove_smaller(self, size: int) -> None:
         for slot in [slot for slot in self._slots if slot.is_free and len(slot.room) < size]:
             slot.remove()

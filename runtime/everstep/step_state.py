@@ -48,7 +48,10 @@ class StepState:
         """Raises `Misuse`."""
         self.require_loop_ended()
         if not self.reductions:
-            raise Misuse(f"step {self.number}: its body had no loop over step.batches")
+            raise Misuse(
+                f"step {self.number}: there was no loop over step.batches before its end, or before job.evaluate, "
+                "job.pause or job.sum, which mark the step as applied. Put the loop first"
+            )
 
     def end_reduction(self, entry: LedgerEntry, norm: float | None) -> None:
         self.reductions += 1

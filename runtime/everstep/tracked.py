@@ -1,6 +1,6 @@
 """The objects of `job.track`: their state is the training state, captured and loaded by name."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -190,6 +190,7 @@ class Tracked:
         Raises:
             StateError: the checkpoint lacks one of them, or its state does not fit.
         """
+        converted: set[int] = set()
         for name in sorted(new, key=lambda n: ORDER.index(self.objects[n][0])):
             kind, thing = self.objects[name]
             if name not in trees:
@@ -203,11 +204,11 @@ class Tracked:
                     f"{trees[name]['kind']}; choose another name, or start a new run"
                 )
             tree = trees[name]["state"]
-            tensors = read(
-                {**dict.fromkeys(state.list_names(tree)), **self._list_wanted(name, tree)}
-            )
+            wanted = self._list_wanted(name, tree)
+            tensors = read({**dict.fromkeys(state.list_names(tree)), **wanted})
+            converted |= {id(t) for n, t in wanted.items() if _is_converted(tensors[n], t)}
             value = state.decode(tree, tensors.__getitem__, device)
-            self._load_one(name, kind, thing, value)
+            self._load_one(name, kind, thing, value, converted)
 
     def _list_wanted(self, name: str, tree: Any) -> dict[str, torch.Tensor | Like]:
         """Stored name → the tensor to read it into, or a `Like` for how to divide it."""
@@ -233,7 +234,10 @@ class Tracked:
             return {short[key]: value for key, value in own.items()}
         return self._by_name(name, thing, own) if kind == "optimizer" else own
 
-    def _load_one(self, name: str, kind: str, thing: Any, value: Any) -> None:
+    def _load_one(
+        self, name: str, kind: str, thing: Any, value: Any, converted: Collection[int]
+    ) -> None:
+        """`converted`: the ids of parameters that have another dtype than the stored ones."""
         try:
             if kind == "tensor":
                 with torch.no_grad():
@@ -245,7 +249,9 @@ class Tracked:
                 }
                 thing.load_state_dict({back.get(k, k): v for k, v in value.items()})
             elif kind == "optimizer":
-                thing.load_state_dict(self._by_number(name, thing, value))
+                given = self._by_number(name, thing, value)
+                thing.load_state_dict(given)
+                _keep_dtypes(thing, given, converted)
             else:
                 thing.load_state_dict(value)
         except (RuntimeError, ValueError, KeyError) as error:
@@ -293,6 +299,27 @@ class Tracked:
                 )
             called.append([known[id(p)] for p in group["params"]])
         return called
+
+
+def _is_converted(stored: torch.Tensor, own: torch.Tensor | Like) -> bool:
+    return isinstance(own, torch.Tensor) and stored.dtype != own.dtype
+
+
+def _keep_dtypes(optimizer: Any, given: Mapping[str, Any], converted: Collection[int]) -> None:
+    """Give the loaded state its stored dtypes back: torch's `load_state_dict` casts all but `step` to
+    the dtype of the parameter, such as the float32 moments of half-precision weights.
+    """
+    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
+        return
+    numbers = [number for group in given["param_groups"] for number in group["params"]]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        if id(parameter) in converted:
+            continue
+        loaded = optimizer.state.get(parameter, {})
+        for key, stored in given["state"].get(number, {}).items():
+            if isinstance(stored, torch.Tensor) and stored.dtype != loaded[key].dtype:
+                loaded[key] = stored.to(loaded[key].device)
 
 
 def _list_own(kind: str, thing: Any, tree: Any) -> dict[str, torch.Tensor]:

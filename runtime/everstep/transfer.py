@@ -75,13 +75,13 @@ def give(
         "parts": [name for name, t in capture.tensors.items() if is_sharded(t)],
     }
     raw = torch.frombuffer(bytearray(json.dumps(head).encode()), dtype=torch.uint8)
-    pair.send(torch.tensor([len(raw)]))
+    pair.send(torch.tensor([len(raw)], device="cpu"))
     pair.send(raw)
     for message in _pack([t.nbytes for t in sent]):
         for piece in _read([sent[i] for i in message], PIECE_BYTES if told else 0):
             pair.send(piece)
     changed = find_changed()
-    pair.send(torch.tensor([1 if changed else 0]))
+    pair.send(torch.tensor([1 if changed else 0], device="cpu"))
     return changed
 
 
@@ -104,9 +104,9 @@ def take(
     """
     store.AgentStore(agent, epoch, f"{key}/").set(_ABOUT, json.dumps({"has": {**has}}))
     pair = forming.form_pair(agent, epoch=epoch, key=key, rank=1)
-    length = torch.zeros(1, dtype=torch.int64)
+    length = torch.zeros(1, dtype=torch.int64, device="cpu")
     pair.receive(length)
-    raw = torch.empty(int(length), dtype=torch.uint8)
+    raw = torch.empty(int(length), dtype=torch.uint8, device="cpu")
     pair.receive(raw)
     head = json.loads(raw.numpy().tobytes())
     same = {n: own[n].detach() for n in head.get("same", ())}
@@ -116,7 +116,7 @@ def take(
     for message in _pack([len(part) for part in flat]):
         parts = [flat[i] for i in message]
         size = sum(map(len, parts))
-        whole = parts[0] if len(parts) == 1 else torch.empty(size, dtype=torch.uint8)
+        whole = parts[0] if len(parts) == 1 else torch.empty(size, dtype=torch.uint8, device="cpu")
         for piece in torch.split(whole, head.get("piece", size)):
             with device.writing(piece) as room:
                 pair.receive(room)
@@ -127,7 +127,7 @@ def take(
             for part, filled in zip(parts, sent, strict=True):
                 part.copy_(filled)
     if head.get("verdict"):  # an older giver waits at the boundary, and sends no verdict
-        changed = torch.zeros(1, dtype=torch.int64)
+        changed = torch.zeros(1, dtype=torch.int64, device="cpu")
         pair.receive(changed)
         if int(changed):
             raise StateError("the state changed while it was handed over")
@@ -150,7 +150,7 @@ def _take_room(
             used.add(mine.data_ptr())
             found[name] = mine.detach()
         else:
-            found[name] = torch.empty(shape, dtype=getattr(torch, dtype))
+            found[name] = torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
     return found
 
 

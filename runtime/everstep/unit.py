@@ -86,7 +86,7 @@ class Unit:
     def _add(self, dimension: str, numbers: Sequence[float]) -> list[float]:
         if self._sizes[dimension] == 1:
             return list(numbers)
-        summed = torch.tensor(numbers, dtype=torch.float64)
+        summed = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         self.dimensions[dimension].allreduce([summed]).wait()
         found: list[float] = summed.tolist()
         return found
@@ -118,7 +118,7 @@ def build_device_mesh(
     """Build torch's mesh of one unit."""
     from torch.distributed.device_mesh import DeviceMesh
 
-    shape = torch.tensor(ranks).view(mesh.shard, mesh.tensor)
+    shape = torch.tensor(ranks, device="cpu").view(mesh.shard, mesh.tensor)
     return DeviceMesh.from_group(list(groups), device, mesh=shape, mesh_dim_names=units.DIMENSIONS)
 
 

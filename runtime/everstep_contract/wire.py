@@ -190,6 +190,8 @@ class Tracked:
     applied: int
     bytes: int
     until: int | None = None
+    feeds: dict[str, str] = field(default_factory=dict)
+    """The feeds that the script has made: name → settings in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -189,6 +189,18 @@ def test_pieces_that_lie_otherwise_in_the_file_than_in_the_tensor_are_read(tmp_p
     assert torch.equal(into, tensors["x"])
 
 
+def test_a_script_that_sets_a_default_device_can_resume(tmp_path: Path) -> None:
+    """As `torch.set_default_device("cuda")` does."""
+    tensors = {"x": torch.randn(7, 5), "y": torch.randn(3)}
+    reader = Checkpoint(*places_of(commit(tmp_path, staged_by(tmp_path, tensors, 2))))
+    other = torch.zeros(7, 5, dtype=torch.float64)
+    with torch.device("meta"):
+        found = reader.read({"x": other, "y": None}) | {"z": reader.tensor("y")}
+    assert torch.equal(found["x"], tensors["x"])
+    assert torch.equal(found["y"], tensors["y"])
+    assert torch.equal(found["z"], tensors["y"])
+
+
 def places_of(said: dict[str, Any]) -> tuple[str, str]:
     return said["manifest"], said["places"]
 
@@ -265,6 +277,59 @@ def test_training_goes_on_from_a_capture_as_if_it_had_not_stopped() -> None:
     assert torch.equal(new["ema"].values["shadow"][0], old["ema"].values["shadow"][0])
     assert torch.equal(new["temperature"], old["temperature"])
     assert new["scaler"].state_dict() == old["scaler"].state_dict()
+
+
+CPU = torch.device("cpu")
+
+
+class Wide(torch.optim.Optimizer):
+    """Keeps its moments in float32, as optimizers for half-precision weights do."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                own = self.state[p]
+                own.setdefault("moment", torch.zeros(p.shape)).add_(p.grad.float(), alpha=1 / 3)
+                p.data.add_(own["moment"].to(p.dtype), alpha=-group["lr"])
+
+
+@pytest.mark.parametrize("kind", [torch.optim.NAdam, Wide])
+def test_the_state_of_an_optimizer_keeps_its_dtype(kind: Any) -> None:
+    def build() -> tuple[Tracked, nn.Module, Any]:
+        torch.manual_seed(0)
+        model, tracked = nn.Linear(3, 1).bfloat16(), Tracked()
+        tracked.add("model", model)
+        tracked.add("optimizer", optimizer := kind(model.parameters()))
+        return tracked, model, optimizer
+
+    def train(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        model(torch.ones(2, 3, dtype=torch.bfloat16)).square().sum().backward()
+        optimizer.step()
+
+    first, model, optimizer = build()
+    for _ in range(3):
+        train(model, optimizer)
+    held: state.Tensors = {}
+    trees = first.capture(held)
+    stored = {n: t.detach().clone() for n, t in held.items()}
+    second, same, loaded = build()
+    second.load(["model", "optimizer"], trees, lambda wanted: {n: stored[n] for n in wanted}, CPU)
+    found: state.Tensors = {}
+    second.capture(found)
+    assert {n: t.dtype for n, t in found.items()} == {n: t.dtype for n, t in held.items()}
+    for each in ((model, optimizer), (same, loaded)):
+        train(*each)
+    assert torch.equal(model.weight, same.weight)
+    other, narrow = Tracked(), nn.Linear(3, 1)
+    other.add("model", narrow)
+    other.add("optimizer", cast := kind(narrow.parameters()))
+    other.load(["model", "optimizer"], trees, lambda wanted: {n: stored[n] for n in wanted}, CPU)
+    moments = [t for own in cast.state.values() for k, t in own.items() if k != "step"]
+    assert {t.dtype for t in moments} == {torch.float32}, "as the weights of the edited script"
 
 
 def test_an_optimizer_is_stored_by_the_names_of_its_parameters() -> None:

@@ -229,6 +229,38 @@ def test_a_feed_that_is_really_new_is_noted() -> None:
     assert resumed.notes == ["feed more is new: step 4 begins it with its first sample"]
 
 
+@pytest.mark.parametrize("on_change", ["Refuse", "Continue"])
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"size": 30}, "length was 24 samples, is 30"),
+        ({"global_batch": 8}, "global_batch was 4, is 8"),
+        ({}, ""),
+    ],
+)
+def test_a_newcomer_whose_data_differ_from_the_members_data_does_not_join(
+    settings: dict[str, Any], told: str, on_change: str
+) -> None:
+    members, newcomer = a_life(3), Life()
+    feed = newcomer.feed(on_change=on_change, **settings)
+    if told:
+        with pytest.raises(StateError, match=f"differs from the running ranks: {told}"):
+            newcomer.feeds.adopt(members.records(), members.applied)
+        return
+    newcomer.feeds.adopt(members.records(), members.applied)
+    newcomer.applied = members.applied
+    assert newcomer.take(feed) == a_life(4).drawn[4]
+
+
+def test_a_feed_is_described_by_what_is_the_same_on_every_rank() -> None:
+    first, second = Life(), Life()
+    first.feed(fingerprint="a"), second.feed(fingerprint="b")
+    assert first.feeds.describe() == second.feeds.describe()
+    assert first.feeds.describe() == {
+        "1": "24 samples, global_batch 4, micro_batch 2, shuffle True, seed 0"
+    }
+
+
 def test_a_feed_is_made_before_the_loop_and_its_name_is_its_own() -> None:
     life = Life()
     life.feed(name="train")

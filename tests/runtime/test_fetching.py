@@ -81,6 +81,12 @@ def test_a_tensor_arrives_with_its_bits_and_strides(case: str) -> None:
     assert found.requires_grad == sent.requires_grad
 
 
+def test_a_default_device_does_not_move_what_a_worker_read() -> None:
+    """As `torch.set_default_device("cuda")` does."""
+    with torch.device("meta"):
+        assert torch.equal(through(BIG[10:20]), BIG[10:20])
+
+
 def test_a_slice_travels_without_the_rest_of_its_storage() -> None:
     assert through(BIG[10:20]).untyped_storage().nbytes() == 40
 

@@ -10,11 +10,13 @@ import torch
 
 import everstep
 from agent.a_run import ARun, entry
+from everstep import loading
 from everstep.errors import Misuse, StateError
 from everstep_agent.checkpoint.chunk_upload import Uploader
 from everstep_agent.checkpoint.commit import Committed
 from everstep_agent.storage import open_store
 from everstep_contract import wire
+from everstep_contract.fetched import Fetched
 from everstep_contract.units import Mesh
 from runtime.sharded_ranks import Launcher, Net, Rank
 
@@ -93,6 +95,25 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(run: Path) -> None:
     damage(run, 2)
     with pytest.raises(StateError, match=r"no checkpoint can be read: step 4: .*; step 2: "):
         everstep.load(str(run))
+
+
+def test_a_checkpoint_that_is_retired_while_it_is_read_is_fetched_again(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job commits step 4 and retires step 2, which has been fetched just before."""
+    fetch, fetched = loading._fetch, list[int]()
+
+    def fetch_old(uri: str, step: int | None, only: tuple[str, ...], folder: str) -> Fetched:
+        found = fetch(uri, step if fetched else 2, only, folder)
+        fetched.append(found.step)
+        if len(fetched) == 1:
+            for chunk in run.glob("chunks/*/0000000002/*"):
+                chunk.unlink()
+        return found
+
+    monkeypatch.setattr(loading, "_fetch", fetch_old)
+    assert everstep.load(str(run)).step == 4
+    assert fetched == [2, 4]
 
 
 def test_what_is_not_there_is_said(run: Path) -> None:

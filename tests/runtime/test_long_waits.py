@@ -19,6 +19,8 @@ def a_script(job: Job, may_go: Path) -> None:
             with job.pause("a slow export", limit=60):
                 while not may_go.exists():
                     time.sleep(0.01)
+        if job.rank == 0 and step == 4:
+            time.sleep(1.0)  # long enough to be looked at, after a wait that was over its limit
 
     a_paced_script.main(job, STEPS, pause)
 

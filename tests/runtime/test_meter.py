@@ -9,7 +9,7 @@ import torch
 from agent.gang import Gang
 from everstep import Job, meter, run
 from everstep.meter import Meter
-from everstep_agent.pod import spawn
+from everstep_agent.pod import hang, spawn
 from everstep_contract.position import PositionPage, Stretch, Where
 
 
@@ -94,6 +94,33 @@ def test_no_second_is_lost_or_counted_twice(clock: Clock) -> None:
             clock.now += 0.125
         found.enter(Where.STEP, category="step")
     assert sum(found.seconds().values()) == clock.now - 100.0
+
+
+def test_the_time_in_which_a_rank_waits_for_others_is_none_of_its_own(
+    clock: Clock, tmp_path: Path
+) -> None:
+    page = PositionPage(str(tmp_path / "page"), create=True)
+    found, limits = Meter(page, epoch=1, applied=0), hang.Limits(step=300.0, startup=600.0)
+
+    def is_hung() -> bool:
+        now = clock.now
+        return bool(hang.classify_hang(page.read(), started=0.0, cut=None, limits=limits, now=now))
+
+    found.enter(Where.STEP, category="step")
+    clock.now += 200.0
+    with found.charging("wait", waiting=True), found.charging("stall", waiting=True):
+        clock.now += 400.0
+    assert not is_hung()
+    clock.now += 99.0
+    assert not is_hung()
+    clock.now += 2.0
+    assert is_hung(), "it has computed for 301 s"
+    with found.charging("wait", waiting=True):
+        clock.now += 50.0
+        found.enter(Where.STEP, category="step")
+        clock.now += 50.0
+    clock.now += 299.0
+    assert not is_hung()
 
 
 def test_charging_a_fetch_reads_the_clock_no_more_often_than_its_two_marks(clock: Clock) -> None:

@@ -120,7 +120,7 @@ def test_break_out_of_the_loop_is_met_at_the_boundary(trial: Trial) -> None:
 
 
 def test_a_step_without_a_loop(trial: Trial) -> None:
-    with pytest.raises(Misuse, match="its body had no loop"):
+    with pytest.raises(Misuse, match=r"there was no loop over step\.batches"):
         for _ in trial.job.steps(until=3):
             pass
 
@@ -201,6 +201,33 @@ def test_track_after_steps(trial: Trial) -> None:
 def test_one_name_twice(trial: Trial) -> None:
     with pytest.raises(Misuse, match="tracked already"):
         trial.job.track(model=trial.model)
+
+
+def test_a_scaler_that_is_not_tracked(trial: Trial) -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    with pytest.raises(Misuse, match=r"job\.track\(scaler=scaler\)"):
+        for step in trial.job.steps(until=2):
+            for batch in step.batches(trial.data):
+                step.backward(trial.loss(batch), scaler=scaler)
+
+
+def test_a_disabled_scaler_need_not_be_tracked(trial: Trial) -> None:
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    step = first_step(trial)
+    for batch in step.batches(trial.data):
+        step.backward(trial.loss(batch), scaler=scaler)
+    assert trial.model.weight.grad is not None
+
+
+def test_averaged_weights_that_stand_in_for_the_parameters_after_the_step(trial: Trial) -> None:
+    weight = trial.model.weight
+    averaged, own = torch.zeros_like(weight), weight.data
+    with pytest.raises(Misuse, match="use a copy of the model"):
+        for step in trial.job.steps(until=2):
+            trial.take(step)
+            weight.data = averaged
+            list(trial.job.evaluate(trial.data))
+            weight.data = own
 
 
 def test_the_name_of_the_random_states(trial: Trial) -> None:

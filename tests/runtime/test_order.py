@@ -1,14 +1,16 @@
 """Which samples form a step."""
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from torch.utils.data import IterableDataset
 
-from everstep import order
+from everstep import order, randomness
 from everstep.batches import Batches, build_settings
 from everstep.errors import Misuse
 
@@ -105,6 +107,40 @@ def test_a_stream_is_resumed_by_skipping_what_was_read_and_can_be_read_again() -
     resumed = a_stream()
     assert resumed.source.read(resumed.ids(8, 1)) == [100, 101]
     assert resumed.source.read(resumed.ids(0, 1)) == [102, 103]
+
+
+class Shuffled(IterableDataset[int]):
+    """Eight samples, in another order in each pass."""
+
+    def __iter__(self) -> Iterator[int]:
+        order = [*range(4), *np.random.permutation(range(4, 8)).tolist()]
+        random.shuffle(order)
+        for place in torch.randperm(8).tolist():
+            yield order[place]
+
+
+def read_stream(stream: Batches, wanted: Sequence[tuple[int, int]]) -> list[int]:
+    """Read (first sample, micro-batch) as a rank does, with other random numbers before each one."""
+    found: list[int] = []
+    for first, index in wanted:
+        randomness.seed_all("elsewhere", first, index, len(wanted))
+        found += stream.source.fetch(stream.request(first, index))
+    return found
+
+
+def test_a_stream_that_shuffles_has_the_same_order_on_all_ranks_and_after_a_resume() -> None:
+    firsts = range(0, 24, 4)
+    alone = read_stream(a_stream(Shuffled()), [(first, m) for first in firsts for m in (0, 1)])
+    assert [sorted(alone[at : at + 8]) for at in (0, 8, 16)] == [[*range(8)]] * 3
+    assert len({tuple(alone[at : at + 8]) for at in (0, 8, 16)}) == 3
+    for m in (0, 1):
+        own = read_stream(a_stream(Shuffled()), [(first, m) for first in firsts])
+        assert own == [s for at in range(0, 24, 4) for s in alone[at + 2 * m : at + 2 * m + 2]]
+    resumed = read_stream(a_stream(Shuffled()), [(first, m) for first in (12, 16) for m in (0, 1)])
+    assert resumed == alone[12:20]
+    before = torch.get_rng_state()
+    a_stream(Shuffled()).source.read([0, 1])
+    assert torch.equal(torch.get_rng_state(), before), "it draws nobody else's random numbers"
 
 
 def test_a_stream_has_no_pass_to_evaluate() -> None:

@@ -141,3 +141,19 @@ def test_complex_gradients_are_added_as_pairs_of_real_numbers(exact: bool) -> No
         assert torch.allclose(parameter.grad, gradient)
     norm = sum(float(g.abs().square().sum()) for g in wanted) ** 0.5
     assert reducer.measure(sampled=False) == pytest.approx(norm, rel=1e-5)
+
+
+def test_buffers_that_no_loop_uses_any_more_are_freed() -> None:
+    layers = [torch.nn.Linear(WIDTH, 1) for _ in range(3 * module.PLAN_STEPS)]
+    reducer = Reducer()
+    for step, layer in enumerate(layers):
+        for first, own in ((True, layer), (False, layers[-1 - step % 2])):
+            reducer.begin(dict(own.named_parameters()), 1, first=first)
+            reducer.flush(LocalGroup())
+            reducer.start_last(torch.zeros(1))
+            assert reducer.end() is not None
+            reducer.deliver([0.0, 0.0], 1.0)
+        assert len(reducer._plans) <= module.PLAN_STEPS + 3
+    kept = list(reducer._plans.values())
+    reducer.begin(dict(layers[-1].named_parameters()), 1)
+    assert reducer._plan in kept, "a plan in use stays"

@@ -57,6 +57,14 @@ def test_the_first_save_finds_its_memory_prepared_and_later_ones_use_it_again(
     assert inodes(tmp_path) == prepared
 
 
+def test_a_rank_that_trains_no_more_gives_the_memory_back(tmp_path: Path) -> None:
+    slots, tensors = Slots(str(tmp_path), "slot-"), some_tensors()
+    slots.prepare(lay_out(tensors, Part())[1])
+    slots.write(str(tmp_path / "save"), tensors, Part())
+    slots.release()
+    assert inodes(tmp_path) == {(tmp_path / "save").stat().st_ino}, "a save keeps its own"
+
+
 def test_what_is_still_uploaded_is_never_written_over(tmp_path: Path) -> None:
     slots = Slots(str(tmp_path), "slot-")
     saves = [tmp_path / f"save-{n}" for n in range(COUNT + 1)]

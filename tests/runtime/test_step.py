@@ -120,6 +120,54 @@ def test_a_loop_keeps_the_gradients_that_another_has_delivered(trial: Trial, ski
     assert torch.equal(trial.model.weight.grad, delivered)
 
 
+@pytest.mark.parametrize("how", ["frozen", "left out"])
+def test_a_gradient_of_a_former_step_is_not_applied_again(trial: Trial, how: str) -> None:
+    other = torch.nn.Linear(3, 1)
+    second = torch.optim.SGD(other.parameters(), lr=0.1)
+    trial.job.track(other=other, second=second)
+    for number, step in enumerate(trial.job.steps(until=2), 1):
+        before = other.weight.detach().clone()
+        if number == 2 and how == "frozen":
+            other.requires_grad_(False)
+        chosen = trial.model.parameters() if number == 2 and how == "left out" else None
+        for inputs, wanted in step.batches(trial.data, params=chosen):
+            step.backward((trial.model(inputs) + other(inputs) - wanted).square().mean())
+        assert (other.weight.grad is None) is (number == 2)
+        trial.optimizer.step()
+        second.step()
+        assert torch.equal(other.weight, before) is (number == 2)
+
+
+class Torn(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Twelve samples, one of which cannot be read."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if index == 3:
+            raise OSError("cannot read sample 3")
+        return torch.ones(3), torch.zeros(1)
+
+
+def test_a_batch_that_cannot_be_read_may_be_skipped(trial: Trial) -> None:
+    data = trial.job.batches(Torn(), global_batch=6, micro_batch=2, shuffle=False, name="torn")
+    step = first_step(trial)
+    loop = step.batches(data)
+    while True:
+        try:
+            batch = next(loop)
+        except StopIteration:
+            break
+        except OSError:
+            step.skip()
+            continue
+        step.backward(trial.loss(batch))
+    (entry,) = trial.session.findings.entries
+    assert entry.counts == (1, 1, 1)
+    assert [bool(weight) for weight in entry.weights] == [True, False, True]
+
+
 def test_a_script_may_change_its_loss_after_step_backward(trial: Trial) -> None:
     losses = []
     step = first_step(trial)
@@ -178,9 +226,11 @@ def test_a_scaled_gradient_unscales_to_the_same(a_trial: Callable[..., Trial]) -
 def test_a_skipped_batch_changes_no_scale(a_trial: Callable[..., Trial], exact: bool) -> None:
     found = []
     for scaler in (None, torch.amp.GradScaler("cpu", init_scale=2.0**12)):
-        trial = a_trial()
+        trial = a_trial().track()
         trial.session.reducer = Reducer(exact=exact)
-        step = first_step(trial.track())
+        if scaler is not None:
+            trial.job.track(scaler=scaler)
+        step = first_step(trial)
         for number, batch in enumerate(step.batches(trial.data)):
             if number == 1:
                 step.skip()
@@ -461,6 +511,12 @@ def test_evaluate_is_one_pass_in_order_without_gradients(trial: Trial) -> None:
     assert torch.is_grad_enabled()
     trial.take(first_step(trial))
     assert trial.job.sum(1.5, 2) == (1.5, 2.0)
+
+
+def test_each_batch_of_an_evaluation_has_the_whole_time_limit(trial: Trial) -> None:
+    begun = [trial.session.meter.position.since for _ in trial.job.evaluate(trial.data)]
+    assert len(begun) > 1
+    assert begun == sorted(set(begun))
 
 
 def test_evaluations_that_overlap_leave_gradients_and_random_numbers_as_they_were(

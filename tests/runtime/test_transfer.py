@@ -1,6 +1,7 @@
 """The live state arrives as it was sent, for tensors of any size."""
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -97,6 +98,22 @@ def test_a_tensor_is_received_where_the_newcomer_has_one_that_fits() -> None:
     assert all(torch.equal(taken[name], sent[name]) for name in sent)
     placed = [name for name in own if taken[name].data_ptr() == own[name].data_ptr()]
     assert placed == ["fits"]
+
+
+def test_a_default_device_does_not_move_what_is_handed_over() -> None:
+    """As `torch.set_default_device("cuda")` does."""
+    keys, sent = Keys(), Capture(tree={}, tensors={"large": LARGE, "a": SMALL, "b": SMALL})
+
+    def elsewhere(act: Callable[..., Any], *given: Any) -> Any:
+        with torch.device("meta"):
+            return act(keys, 1, "k", *given)
+
+    with ThreadPoolExecutor(2) as both:
+        giving = both.submit(elsewhere, transfer.give, 7, sent)
+        taking = both.submit(elsewhere, transfer.take)
+        giving.result(timeout=60)
+        taken = taking.result(timeout=60).tensors
+    assert all(torch.equal(taken[name], sent.tensors[name]) for name in sent.tensors)
 
 
 def test_large_tensors_travel_in_pieces_and_each_one_is_told(
