@@ -94,9 +94,8 @@ class Api:
     async def _part(self, body: bytes) -> bytes:
         part = await asyncio.to_thread(codec.loads, Part, body)
         coordinator = self._state.coordinator
-        if coordinator is not None:
-            coordinator.term.add_part(part)
-        return codec.dumps(self._accept())
+        taken = coordinator is not None and coordinator.term.add_part(part)
+        return codec.dumps(self._accept() if taken else Accepted(acting=False, term=""))
 
     def _accept(self) -> Accepted:
         coordinator = self._state.coordinator

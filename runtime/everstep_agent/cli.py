@@ -71,6 +71,7 @@ def _run(arguments: argparse.Namespace, args: list[str]) -> int:
         save_every=arguments.save_every,
         keep=arguments.keep,
         hang_seconds=arguments.hang_seconds,
+        startup_seconds=arguments.startup_seconds,
         guard_action=arguments.guard_action,
         guard_factor=arguments.guard_factor,
         verbose=arguments.verbose,

@@ -126,6 +126,13 @@ def _add_recovery(run: argparse.ArgumentParser) -> None:
         help="limit in seconds for one step; a longer step counts as a hang (default 300)",
     )
     group.add_argument(
+        "--startup-seconds",
+        type=_seconds,
+        default=600.0,
+        metavar="S",
+        help="limit in seconds from the start of a process to the end of its first step (default 600)",
+    )
+    group.add_argument(
         "--max-redo-seconds",
         type=_natural,
         default=30,

@@ -67,8 +67,7 @@ class Delivery:
         """Send the part. Return whether this term of the coordinator now holds it."""
         coordinator = self._state.coordinator
         if coordinator is not None:
-            coordinator.term.add_part(part)
-            return True
+            return coordinator.term.add_part(part)
         try:
             answer = await result_unless(
                 self._pool.call(holder.address, "/v1/part", part, Accepted, timeout=PART_SECONDS),

@@ -227,7 +227,7 @@ def fork_script(script: str) -> spawn.Spawner:
 
 async def assert_exact(gang: Gang, steps: int) -> None:
     found = await gang.verified()
-    assert found.ok, found.problems
+    assert found.ok, f"{found.problems}\n{gang.shown()}"
     assert found.steps == steps
     assert [e.step for e in found.entries] == list(range(1, steps + 1))
 

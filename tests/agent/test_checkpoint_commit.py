@@ -165,6 +165,15 @@ def test_a_chunk_that_was_retired_is_given_up() -> None:
     assert commit_rules.list_given_up([part(0), part(1)], known) == ["chunks/1"]
 
 
+def test_of_two_keys_of_one_chunk_the_one_that_is_kept_is_used() -> None:
+    known = LogIndex([claim(1), Retire(epoch=1, token="t", chunks=("chunks/1", "chunks/7"))])
+    used = commit_rules.use_kept([part(0), part(1)], known)
+    assert [p.chunks[0].key for p in used] == ["chunks/0", "chunks/0"]
+    assert commit_rules.list_given_up(used, known) == []
+    alone = commit_rules.use_kept([part(1)], known)
+    assert commit_rules.list_given_up(alone, known) == ["chunks/1"], "it has to be stored again"
+
+
 def rows(first: int, count: int, of: int = 8, dtype: str = "int8") -> tuple[Tensor, ...]:
     piece = Piece(offsets=(first,), lengths=(count,), chunk="d", at=0)
     return (Tensor(name="w", dtype=dtype, shape=(of,), pieces=(piece,)),)

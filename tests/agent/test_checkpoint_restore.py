@@ -7,6 +7,7 @@ import pytest
 from agent.a_run import COLUMNS, ROW_BYTES, ROWS, ARun, content
 from agent.restored import fetch, restore_newest
 from agent.unreliable import UnreliableStore
+from everstep_agent.checkpoint.keeping import Resumed
 from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.restore import Fetched, Fetcher, choose_chunks
@@ -215,6 +216,26 @@ async def test_the_ledger_is_not_brought_into_memory(
     fetched = await fetch(bad_day, run.log.commits[2], tmp_path / "memory")
     there = {p.name for p in (tmp_path / "memory/chunks").iterdir()}
     assert not there & {s.chunk for s in fetched.manifest.ledger}
+
+
+async def test_no_other_pod_is_told_to_delete_the_step_that_is_fetched(
+    bad_day: UnreliableStore, tmp_path: Path
+) -> None:
+    """A near save beyond it was kept, and the copier of the former epoch still runs."""
+    run = await a_run_with_three_checkpoints(bad_day, tmp_path)
+    commit, folder = run.log.commits[-1], tmp_path / "memory"
+    folder.mkdir()
+    memory = MemoryTier(folder)
+    memory.committed = memory.kept = commit.step + 100
+    told, rewind = list[int](), memory.rewind
+
+    async def look(resumed: Resumed) -> None:
+        told.append(memory.since)
+        await rewind(resumed)
+
+    memory.rewind = look  # type: ignore[method-assign]
+    await Fetcher(bad_day, memory).fetch(commit, folder)
+    assert told == [memory.since] == [commit.step]
 
 
 async def test_fetching_says_what_is_broken(bad_day: UnreliableStore, tmp_path: Path) -> None:

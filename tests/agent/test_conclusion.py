@@ -53,6 +53,13 @@ def test_a_job_that_never_saved_is_offered_nothing_to_go_on_from(cause: Cause):
     assert end(a_report(cause), committed=0).said == ""
 
 
+def test_agents_that_were_killed_after_an_interrupt_are_no_failure():
+    killed = a_report(Cause.AGENT, "killed by signal 9 (SIGKILL)")
+    for found in (end(killed, interrupted=True), end(interrupted=True)):
+        assert (found.status, found.complaint) == (130, "")
+        assert found.said == "run the same command again to resume from step 10 (run 'train')"
+
+
 def test_agents_that_were_all_killed():
     found = end(committed=0)
     assert (found.status, found.complaint) == (1, "every agent was killed")

@@ -8,6 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
+
+from everstep_agent import delivery as delivery_module
 from everstep_agent import logline
 from everstep_agent.agent_state import AgentState
 from everstep_agent.checkpoint.parts import Part, PartKey
@@ -31,14 +34,17 @@ class Term:
     id: str
     taken: list[Part] = field(default_factory=list)
     came: asyncio.Event = field(default_factory=asyncio.Event)
+    knows: bool = True
+    """Whether it knows the epoch of the parts."""
 
     @property
     def term(self) -> "Term":
         return self
 
-    def add_part(self, part: Part) -> None:
+    def add_part(self, part: Part) -> bool:
         self.taken.append(part)
         self.came.set()
+        return self.knows
 
     async def got(self, count: int) -> None:
         async with asyncio.timeout(30):
@@ -111,6 +117,20 @@ async def test_whoever_takes_the_role_twice_gets_the_parts_twice() -> None:
             state.following = Holder(address=address, term="4")
             await third.got(2)
     assert first.taken == second.taken == [WHOLE]
+
+
+async def test_a_coordinator_that_does_not_know_the_epoch_yet_gets_the_part_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(delivery_module, "AGAIN_SECONDS", 0.05)
+    coordinator: Any = Term("1", knows=False)
+    async with delivering(AgentState(coordinator=coordinator), {WHOLE.key: WHOLE}):
+        await coordinator.got(2)
+        coordinator.knows = True
+        taken = len(coordinator.taken)
+        await coordinator.got(taken + 1)
+        await asyncio.sleep(0.2)
+    assert len(coordinator.taken) <= taken + 2, "and once it has taken the part, no more"
 
 
 async def test_a_coordinator_that_stands_still_is_not_waited_for_once_another_has_the_role() -> (

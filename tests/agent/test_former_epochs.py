@@ -1,6 +1,7 @@
 """A worker that continues in place begins its new epoch without what it did for the former one."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,6 +12,8 @@ from agent.a_term import a_term
 from agent.given import wanting
 from everstep_agent import logline
 from everstep_agent.checkpoint.ledger import Book
+from everstep_agent.checkpoint.memory_tier import MemoryTier
+from everstep_agent.peers.agent_report import State
 from everstep_agent.pod.pod_saves import PodSaves
 from everstep_agent.pod.save_queue import Listener
 from everstep_agent.pod.worker import Worker
@@ -41,6 +44,44 @@ async def test_a_save_that_is_staged_too_late_for_its_epoch_does_not_count_in_th
         saves.take(worker, late, None)
         assert not path.exists()
         assert (worker.staged, worker.whole) == (0, 0)
+    finally:
+        await saves.close()
+
+
+@pytest.mark.parametrize("held", [False, True])
+async def test_a_full_state_that_finds_no_room_is_saved_again_once_there_is_room(
+    tmp_path: Path, held: bool
+) -> None:
+    """Copies of other pods' saves make room for it: it supersedes them."""
+    failed: list[int] = []
+    listener = Listener(
+        on_part=lambda part: None,
+        on_failed=lambda staged, rank: failed.append(rank),
+        on_held=lambda: None,
+    )
+    context = replace(a_term(wanting(1)).context, memory=MemoryTier(tmp_path))
+    copy = context.memory.others.folder / ("b3-" + "0" * 64)
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.write_bytes(b"a part of another pod")
+    saves = PodSaves(context, Book(), listener, lambda: None)
+    worker, sent = a_worker_process(), list[bytes]()
+    worker.state = State.HELD if held else State.PARKED
+    worker.writer = cast(
+        Any, SimpleNamespace(is_closing=lambda: False, write=lambda raw: sent.append(raw))
+    )
+    try:
+        saves.enter(1, "token001-rest")
+        frame = wire.Staged(
+            epoch=1, step=7, path="", tensors=(), whole=True, problem="no space left"
+        )
+        saves.take(worker, frame, None)
+        assert not copy.exists()
+        (order,) = (wire.decode(raw[wire.LENGTH.size :]).frame for raw in sent)
+        assert order == (wire.SaveHeld if held else wire.Save)(epoch=1, step=7)
+        assert failed == []
+        saves.take(worker, frame, None)
+        assert failed == [0], "nothing is left that could make room"
+        assert len(sent) == 1
     finally:
         await saves.close()
 

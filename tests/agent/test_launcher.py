@@ -11,9 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from agent.test_run import STUB, pid_of_agent
-from everstep_agent.local import launcher, whom_to_ask
+from everstep_agent.local import agent_process, launcher, whom_to_ask
+from everstep_agent.local.agent_process import AgentProcess, LocalJob
 from everstep_agent.local.plan import build_plan
 from everstep_agent.peers import http
+from everstep_agent.storage.address import parse_uri
 from everstep_contract import codec, levels, names, report
 
 pytestmark = pytest.mark.timeout(240)
@@ -214,6 +216,62 @@ async def test_when_an_agent_ends_because_its_script_does_not_start_the_others_s
     assert reports[0].cause is report.Cause.STOPPED
     await server.close()
     run.launcher._memory.remove()
+
+
+async def test_an_agent_that_cannot_be_replaced_lets_the_others_save_and_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STUB_UNTIL", "1000000")
+    run, start = Run(tmp_path), agent_process.start
+
+    async def start_once(job: LocalJob, slot: int, attempt: int) -> AgentProcess:
+        if attempt:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return await start(job, slot, attempt)
+
+    monkeypatch.setattr(agent_process, "start", start_once)
+    running = asyncio.create_task(run.launcher.run())
+    await run.line(r"rank 1 runs as pid (\d+)")
+    async with asyncio.timeout(60):
+        while run.launcher.seen.step < 5:  # noqa: ASYNC110 told twice a second
+            await asyncio.sleep(0.05)
+    run.launcher._slots[1].kill()
+    assert await running == 1
+    said = "\n".join(run.said)
+    assert "the agent of slot 1 cannot be replaced: [Errno 11] Resource temporarily" in said
+    assert "the others save and stop" in said
+    assert run.launcher.reports[0].cause is report.Cause.STOPPED
+    assert run.launcher.seen.committed is not None
+
+
+async def test_a_save_that_takes_too_long_after_ctrl_c_is_given_up_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "STOP_SECONDS", 0.0)
+    run = Run(tmp_path)
+    agent = SimpleNamespace(slot=0, attempt=0, alive=True, address="", kill=lambda: None)
+    run.launcher._slots[0] = agent  # type: ignore[assignment]
+    run.launcher._interrupt()
+    assert run.launcher._is_late(time.monotonic() + 1.0, None)
+    run.launcher._end_without_save()
+    run.launcher._end_without_save()
+    assert [line for line in run.said if "stopping without it; all steps are lost" in line][
+        1:
+    ] == []
+    assert "not saved within 0 s" in "\n".join(run.said)
+    run.launcher._memory.remove()
+
+
+@pytest.mark.parametrize("name", ["exp#1", "what?", "50%20", "a b", "ü"])
+def test_a_folder_with_any_name_holds_the_store(name: str) -> None:
+    plan = build_plan(
+        script="train.py", args=(), workers=1, store="store", run="r", save_every=0, keep=2,
+        hang_seconds=1.0, guard_action="Note", guard_factor=10.0, verbose=False, folder=f"/x/{name}",
+    )  # fmt: skip
+    assert plan.store_folder == f"/x/{name}/store"
+    assert plan.place == f"/x/{name}/store/r"
+    address = parse_uri(plan.uri, plan.run)
+    assert parse_uri(address.uri).bucket == plan.place, "its URI names the same folder again"
 
 
 @pytest.mark.long

@@ -106,8 +106,17 @@ def test_it_is_the_last_one_or_one_at_a_boundary_where_all_stay() -> None:
     assert last_save.find_awaited(STAY, PARKED[:1]) == 0
 
 
-def find(saves: Saves, wait: last_save.Wait, now: float, *, trouble: bool = False):
-    return last_save.find_lost(an_epoch(), FINISHED, saves, wait, now=now, trouble=trouble)
+def find(
+    saves: Saves,
+    wait: last_save.Wait,
+    now: float,
+    *,
+    trouble: bool = False,
+    uploading: bool = False,
+):
+    return last_save.find_lost(
+        an_epoch(), FINISHED, saves, wait, now=now, trouble=trouble, uploading=uploading
+    )
 
 
 def test_one_that_lacks_a_part_is_lost_at_once(saves: Saves) -> None:
@@ -122,6 +131,7 @@ def test_one_that_does_not_come_is_lost_after_a_while_in_which_nothing_came(save
     wait, limit = last_save.Wait(), last_save.LAST_SAVE_SECONDS
     assert find(saves, wait, 0.0) is None
     assert find(saves, wait, limit - 1, trouble=True) is None, "no limit while the store is away"
+    assert find(saves, wait, 2 * limit - 2, uploading=True) is None, "no limit for an upload"
     saves.add(part(20))
     assert find(saves, wait, limit + 5) is None, "the new part starts the limit again"
     assert find(saves, wait, 2 * limit) is None

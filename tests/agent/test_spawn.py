@@ -21,7 +21,9 @@ from everstep_agent.pod.hang_watch import HangWatch
 from everstep_agent.pod.worker import Worker
 from everstep_agent.pod.workers import Events, Place, WorkerSet
 from everstep_contract import wire
+from everstep_contract.position import Position, Where
 
+LIMITS = hang.Limits(step=1.0, startup=5.0)
 IDLE = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
 
 
@@ -154,13 +156,27 @@ async def test_a_worker_that_cannot_be_started_now_is_started_later_and_no_life_
 
 async def test_a_worker_that_never_says_hello_is_hung_after_the_startup_limit(given: Fixture):
     workers = await given.open(IDLE)
-    limits = hang.Limits(step=1.0, startup=5.0)
     watch = HangWatch(workers, lambda: None, logline.Log(given.said))
     (found,) = workers.alive
-    watch.look(limits, time.monotonic())
+    watch.look(LIMITS, time.monotonic())
     assert not found.hung
-    watch.look(limits, time.monotonic() + 6.0)
+    watch.look(LIMITS, time.monotonic() + 6.0)
     assert "has not called everstep.run within" in found.hung
+    assert (await given.death()).exit_text() == found.hung
+
+
+async def test_a_worker_that_was_held_and_does_not_park_after_the_cut_is_hung(given: Fixture):
+    workers = await given.open(IDLE)
+    watch = HangWatch(workers, lambda: None, logline.Log(given.said))
+    (found,) = workers.alive
+    now = time.monotonic()
+    found.page.write(Position(epoch=1, applied=3, scope=Where.STEP, since=now))
+    found.state, found.started_at = State.HELD, now
+    watch.look(LIMITS, now + 6.0)
+    assert not found.hung, "it may hold for as long as it is told to"
+    found.cut_at = now + 6.0
+    watch.look(LIMITS, now + 6.0)
+    assert "6 s in step 4" in found.hung
     assert (await given.death()).exit_text() == found.hung
 
 

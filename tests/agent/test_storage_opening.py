@@ -1,4 +1,5 @@
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ def test_a_run_lies_below_its_uri() -> None:
         ("s3://b/p", "../other", "checkpoint.run"),
         ("s3://b/p", "a b", "checkpoint.run"),
         ("s3://b/../c", "r", "'..'"),
+        ("s3://[x", "r", "s3://[x"),
     ],
 )
 def test_an_address_that_cannot_be_used_is_named(uri: str, run: str, named: str) -> None:
@@ -70,6 +72,18 @@ def test_the_endpoint_of_the_service_wins_and_https_stays_https() -> None:
 def test_half_a_key_pair_is_refused_by_name(half: str) -> None:
     with pytest.raises(BadAddress, match="is not set, but its other half is"):
         build_s3_config({half: "x"})
+
+
+def test_settings_with_which_no_store_can_be_opened_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in [n for n in os.environ if n.startswith(("AZURE_", "GOOGLE_"))]:
+        monkeypatch.delenv(name)
+    with pytest.raises(BadAddress, match=r"az://c/p.*set AZURE_STORAGE_ACCOUNT_NAME"):
+        open_store("az://c/p", "", {})
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "missing"))
+    with pytest.raises(BadAddress, match=r"gs://c/p.*correct GOOGLE_APPLICATION_CREDENTIALS"):
+        open_store("gs://c/p", "", {})
 
 
 def test_a_folder_whose_parent_is_missing_is_a_mistake(tmp_path: Path) -> None:

@@ -97,7 +97,8 @@ class Queue:
             on_failed=lambda staged, rank: None,
             on_held=self.held.set,
         )
-        store, line = open_store("memory://", "", {}), logline.Log(io.StringIO())
+        self.said = io.StringIO()
+        store, line = open_store("memory://", "", {}), logline.Log(self.said)
         self.uploads = Uploads(store, "token001-rest", Book(), memory, listener, line)
 
 
@@ -121,11 +122,36 @@ async def test_a_copy_that_cannot_be_used_costs_no_save_that_is_here(
     try:
         queue.uploads.ask(3)
         unfinished.upload(an_epoch(number=1, kept=3), queue.uploads, lambda: True)
-        parts = [await asyncio.wait_for(queue.parts.get(), 30) for _ in range(2)]
-        assert {part.rank: part.problem.partition(":")[0] for part in parts} == {
-            0: f"{own.chunks[0]} is corrupt",
-            1: "",
-        }
+        part = await asyncio.wait_for(queue.parts.get(), 30)
+        assert (part.rank, part.problem) == (1, "")
+        assert f"{own.chunks[0]} is corrupt" in queue.said.getvalue()
+        assert [save.rank for save in unfinished.list()] == [1], "its owner may still upload it"
+        assert queue.parts.empty()
+    finally:
+        await unfinished.close()
+        await queue.uploads.close()
+
+
+async def test_a_copy_that_is_rebuilt_too_late_is_not_left_in_memory(
+    tmp_path: Path, disk: FolderTier
+) -> None:
+    staging = tmp_path / "staging"
+    staging.mkdir()
+    await copy_one(tmp_path, disk)
+    unfinished = UnfinishedSaves(staging, [disk])
+    await unfinished.find()
+    asked, queue = asyncio.Event(), Queue(MemoryTier(tmp_path / "restore", staging))
+
+    def is_wanted() -> bool:
+        asked.set()
+        return False
+
+    try:
+        unfinished.upload(an_epoch(number=1, kept=3), queue.uploads, is_wanted)
+        await asyncio.wait_for(asked.wait(), 30)
+        await asyncio.gather(*unfinished._tasks)
+        assert list(staging.iterdir()) == []
+        assert queue.parts.empty()
     finally:
         await unfinished.close()
         await queue.uploads.close()

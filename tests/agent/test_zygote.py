@@ -182,10 +182,13 @@ SCRIPTS = {
         import multiprocessing
         class Thing: pass
         def work(thing): print('worked', type(thing).__name__, __name__)
+        def make(_): return Thing()
         if __name__ == '__main__':
             for how in ('spawn', 'fork'):
                 p = multiprocessing.get_context(how).Process(target=work, args=(Thing(),))
                 p.start(); p.join(); print(how, p.exitcode)
+            with multiprocessing.get_context('spawn').Pool(1) as pool:
+                print(type(pool.map(make, [1])[0]) is Thing)
         """,
     "beside": "import helper; print(helper.__file__)",
 }

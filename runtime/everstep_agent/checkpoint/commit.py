@@ -4,10 +4,15 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from everstep_agent.checkpoint import ledger
-from everstep_agent.checkpoint.commit_rules import build_manifest, decide_append, list_given_up
+from everstep_agent.checkpoint.commit_rules import (
+    build_manifest,
+    decide_append,
+    list_given_up,
+    use_kept,
+)
 from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
 from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.merging import merge_ledger
@@ -19,7 +24,7 @@ from everstep_agent.runlog.run_log import Appended, RunLog
 from everstep_agent.storage.errors import AlreadyExists
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract import codec
-from everstep_contract.log import Commit
+from everstep_contract.log import ChainLink, Commit
 from everstep_contract.manifest import AgentSeconds, Manifest
 
 _NAMES = 100
@@ -83,10 +88,12 @@ class Committer:
         """
         await self._log.refresh()
         head = next(p for p in parts if p.lead)
-        stands = self._standing(head.epoch, head.step)
+        epoch = self._choose_epoch(head, token)
+        stands = self._standing(epoch, head.step)
         if stands:
             return stands
-        wanted = Commit(epoch=head.epoch, token=token, step=head.step, manifest="", digest="")
+        parts = use_kept(parts, self._log.index)
+        wanted = Commit(epoch=epoch, token=token, step=head.step, manifest="", digest="")
         if refused := self._why_not(wanted, parts):
             return refused
         parent_key, parent, notes = await self._parent()
@@ -102,9 +109,21 @@ class Committer:
             seconds=seconds,
             agents=agents,
         )
+        manifest = replace(manifest, epoch=epoch)
         gap = ledger.find_gap(manifest.ledger, manifest.step)
         notes += [f"step {manifest.step}: {gap}"] if gap else []
         return await self._write(manifest, parts, token, notes, tuple(pins))
+
+    def _choose_epoch(self, head: Part, token: str) -> int:
+        """The epoch of the commit. A rank that was held after it had applied a step, and before it
+        counted it, counts it in the epoch that continues its own. If that epoch was claimed and
+        never began, the rank stops with the first step of that epoch.
+        """
+        newest = self._log.index.newest_claim
+        if newest is None or newest.token != token or not newest.chain:
+            return head.epoch
+        before = ChainLink(epoch=head.epoch, last_step=head.step - 1)
+        return newest.epoch if newest.chain[-1] == before else head.epoch
 
     def _why_not(self, commit: Commit, parts: Sequence[Part]) -> NotCommitted | None:
         """Why the log, as far as it was read, does not allow this commit; None: it does."""

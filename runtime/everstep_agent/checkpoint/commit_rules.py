@@ -124,6 +124,15 @@ def find_whole(parts: Iterable[Part], mesh: Mesh) -> list[Part]:
     return next((found for _, found in sorted(units.items()) if len(found) == mesh.unit), [])
 
 
+def use_kept(parts: Iterable[Part], log: LogIndex) -> list[Part]:
+    """The parts, each chunk under a key that the log has not retired, if one of them has such a key.
+    Two pods may have stored the same chunk under two keys, of which only one stays in use.
+    """
+    known = list(parts)
+    kept = {c.digest: c for p in known for c in p.chunks if not log.is_retired(c.key)}
+    return [replace(p, chunks=tuple(kept.get(c.digest, c) for c in p.chunks)) for p in known]
+
+
 def list_given_up(parts: Iterable[Part], log: LogIndex) -> list[str]:
     """Keys of chunks that the parts use although the log has retired them, so they may be deleted
     at any time.

@@ -128,11 +128,13 @@ class MemoryTier:
         steps = [held.step for path, held in self._held.items() if str(path) not in but]
         return bool(steps) and self.release_before(min(steps) + 1, but)
 
-    def drop_others(self) -> None:
-        """Delete everything but this pod's own saves."""
+    def drop_others(self) -> bool:
+        """Delete everything but this pod's own saves. Returns whether there was something."""
+        held = bool(self.others.list_now())
         self.others.clear()
         self._manifest = None
         self._checked = {}
+        return held
 
     # --- any chunk -------------------------------------------------------------------------------
 

@@ -80,8 +80,9 @@ class Fetcher:
             OSError: there is no room.
         """
         self._listed = None
+        # A copier that still runs must not tell other pods that nobody needs this step.
+        self._memory.committed, self._memory.kept = commit.step, 0
         await self._memory.rewind(Resumed(epoch=commit.epoch, step=commit.step))
-        self._memory.committed = commit.step
         self._memory.release_before(commit.step)
         manifest, document = await self.find_manifest(commit)
         needed = choose_chunks(manifest)

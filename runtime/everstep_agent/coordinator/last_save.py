@@ -13,7 +13,9 @@ from everstep_agent.peers.agent_report import State, WorkerReport
 from everstep_agent.peers.epoch_level import EpochLevel
 
 LAST_SAVE_SECONDS = 900.0
-"""Limit without a new part while the store works. An upload that makes progress has no limit."""
+"""Limit without a new part while the store works and no agent uploads. Each request of an upload has
+its own limit, so an upload has none.
+"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,13 +58,19 @@ def find_lost(
     *,
     now: float,
     trouble: bool,
+    uploading: bool,
 ) -> Break | None:
-    """`trouble`: this agent or another waits for the store."""
+    """
+    Args:
+        trouble: this agent or another waits for the store.
+        uploading: an agent has parts that it uploads.
+    """
     step = find_awaited(epoch, workers)
     why = saves.why_given_up(epoch.number, step) if step else ""
     if step and not why:
         here = saves.count_parts(epoch.number, step)
-        if (step, here) != (wait.step, wait.parts) or saves.busy or trouble:
+        busy = saves.busy or trouble or uploading
+        if (step, here) != (wait.step, wait.parts) or busy:
             wait.step, wait.parts, wait.since = step, here, now
         if now - wait.since >= LAST_SAVE_SECONDS:
             why = (

@@ -194,12 +194,16 @@ class Term:
             if self._state.incidents.resumed:
                 self.reports.changed.set()  # the report may contain the first new step
 
-    def add_part(self, part: Part) -> None:
+    def add_part(self, part: Part) -> bool:
+        """Returns False if the part has to be sent again: its epoch is not known here yet."""
         epoch = self._state.unfinished or self.epoch
+        if epoch is None or part.epoch > epoch.number:
+            return False
         with self._guarded():
-            if epoch is not None and part.epoch == epoch.number and part.step > epoch.committed:
+            if part.epoch == epoch.number and part.step > epoch.committed:
                 self.saves.add(part)
                 self.reports.changed.set()
+        return True
 
     def want(self, wanted: levels.Wanted) -> None:
         with self._guarded():

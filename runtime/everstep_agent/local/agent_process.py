@@ -128,6 +128,7 @@ def _build_settings(job: LocalJob, slot: int, attempt: int, memory: Path) -> env
         save_every_steps=plan.save_every,
         keep=plan.keep,
         hang_seconds=plan.hang_seconds,
+        startup_seconds=plan.startup_seconds,
         guard_action=plan.guard_action,
         guard_factor=plan.guard_factor,
         memory=str(memory),

@@ -40,6 +40,8 @@ def conclude(
     found = choose_report(reports, given_up)
     where = f"from step {committed}" if committed else "from the start: nothing was saved"
     again = f"run the same command again to resume {where} (run {run!r})"
+    if interrupted and (found is None or found.cause is report.Cause.AGENT):
+        return Conclusion(status=INTERRUPTED, said=again)
     if found is None:
         return Conclusion(status=1, complaint="every agent was killed", said=again)
     if found.cause is report.Cause.DONE:

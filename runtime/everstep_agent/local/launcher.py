@@ -9,6 +9,7 @@ import contextlib
 import os
 import platform
 import secrets
+import shlex
 import signal
 import sys
 import time
@@ -22,6 +23,7 @@ from everstep_agent.local.plan import Plan, describe_size
 from everstep_agent.local.progress import Interruptions
 from everstep_agent.local.whom_to_ask import choose_agents
 from everstep_agent.peers.client import PeerClient, PeerError
+from everstep_agent.storage.errors import BadAddress
 from everstep_contract import levels, names, report
 
 PERIOD_SECONDS = 0.5
@@ -76,7 +78,7 @@ class Launcher:
         self._stop_at = 0.0
         self._lost = self._interrupted = Interruptions()
         self._restarts = 0
-        self._said_start = False
+        self._said_start = self._said_late = False
         self._drill = Drill(workers=plan.workers) if plan.drill else None
         self._pids: dict[int, int] = {}
         """Rank → pid, as the agents have reported."""
@@ -105,13 +107,13 @@ class Launcher:
             self._prepare_store()
             self._catch_signals()
             size = describe_size(self._plan.workers, self._plan.mesh)
-            self._say(
-                f"{self._plan.run}: {size}, checkpoints in"
-                f" {self._plan.uri.removeprefix('file://')}/{self._plan.run}"
-            )
+            self._say(f"{self._plan.run}: {size}, checkpoints in {self._plan.place}")
             for number in range(self._plan.workers + self._plan.spares):
                 await self._start(number, 0)
             return await self._operate()
+        except BadAddress as error:
+            self._complain(str(error))
+            return 2
         except OSError as error:
             self._complain(f"{error.strerror}: {error.filename}" if error.filename else str(error))
             return 2
@@ -119,9 +121,9 @@ class Launcher:
             await self._clean_up()
 
     def _prepare_store(self) -> None:
-        """Create a local store's folder. Raises OSError, which names it."""
-        if self._plan.uri.startswith("file://"):
-            os.makedirs(self._plan.uri.removeprefix("file://"), exist_ok=True)
+        """Create a local store's folder. Raises OSError, which names it, or `BadAddress`."""
+        if folder := self._plan.store_folder:
+            os.makedirs(folder, exist_ok=True)
 
     # --- the operator's part ---------------------------------------------------------------------
 
@@ -135,7 +137,7 @@ class Launcher:
             ended_at = (ended_at or now) if self.reports else None
             self._let_others_save()
             if self._is_late(now, ended_at):
-                self._kill_all()
+                self._end_without_save()
             await self._exchange()
             self._kill_silent()
             if not self._said_start and terminal.is_start_slow(now - self._began, self.seen):
@@ -159,6 +161,19 @@ class Launcher:
         if alone and not told and self._stop is levels.Stop.NONE:
             self._say("an agent cannot start the script any more: the others save and stop")
             self._stop_run(levels.Stop.FINISH)
+
+    def _end_without_save(self) -> None:
+        if self._stop_at and self._interrupts < 2 and not self._said_late:
+            self._said_late = True
+            saved = (
+                f"the steps after {self.seen.committed.step}"
+                if self.seen.committed
+                else "all steps"
+            )
+            self._say(
+                f"not saved within {STOP_SECONDS:.0f} s: stopping without it; {saved} are lost"
+            )
+        self._kill_all()
 
     async def _wait(self, seconds: float) -> None:
         """Wait at most `seconds`, or until an agent ends."""
@@ -191,7 +206,21 @@ class Launcher:
             text = f"{self._lost.count} agents were lost without a new step; the last one: {how}"
             self._give_up(agent.slot, text)
         else:
+            await self._start_next(agent)
+
+    async def _start_next(self, agent: AgentProcess) -> None:
+        """Start the slot's next attempt. If this machine allows no more processes or files, the
+        others save and stop.
+        """
+        try:
             await self._start(agent.slot, agent.attempt + 1)
+        except OSError as error:
+            text = f"the agent of slot {agent.slot} cannot be replaced: {error}"
+            self._say(f"{text}; the others save and stop")
+            self._given_up = self._given_up or _lost_report(text)
+            self.reports[agent.slot] = self._given_up
+            self._stop_run(levels.Stop.FINISH)
+        else:
             agent.remove_memory()
 
     def _note_death(self, agent: AgentProcess, found: report.ExitReport | None) -> None:
@@ -270,8 +299,8 @@ class Launcher:
         elif drill.follow(self.seen, time.monotonic()) and self._stop is levels.Stop.NONE:
             for line in drill.describe(self.seen):
                 self._say(line)
-            where = f"{self._plan.uri.removeprefix('file://')}/{self._plan.run}"
-            self._say(f"drill: saving and stopping; then prove the run: everstep verify {where}")
+            prove = shlex.join(["everstep", "verify", self._plan.place])
+            self._say(f"drill: saving and stopping; then prove the run: {prove}")
             self._stop_run()
 
     def _count_interruptions(self, newest: levels.Seen) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from everstep_agent.storage.address import file_uri, parse_uri
 from everstep_contract.units import ONE_RANK, Mesh
 
 
@@ -19,6 +20,7 @@ class Plan:
     save_every: int
     keep: int
     hang_seconds: float = 300.0
+    startup_seconds: float = 600.0
     guard_action: str = "Note"
     guard_factor: float = 10.0
     verbose: bool = False
@@ -28,6 +30,17 @@ class Plan:
     drill: bool = False
     spares: int = 0
     max_redo_seconds: float = 30.0
+
+    @property
+    def store_folder(self) -> str:
+        """The folder of a store on this machine; empty: it is elsewhere. Raises `BadAddress`."""
+        address = parse_uri(self.uri)
+        return address.bucket if address.scheme == "file" else ""
+
+    @property
+    def place(self) -> str:
+        """Where the run is, as other commands take it."""
+        return f"{self.store_folder or self.uri}/{self.run}"
 
 
 def build_plan(
@@ -40,6 +53,7 @@ def build_plan(
     save_every: int,
     keep: int,
     hang_seconds: float,
+    startup_seconds: float = 600.0,
     guard_action: str,
     guard_factor: float,
     verbose: bool,
@@ -53,7 +67,7 @@ def build_plan(
     folder: str,
 ) -> Plan:
     """`folder`: base of relative paths."""
-    uri = store if "://" in store else "file://" + os.path.abspath(os.path.join(folder, store))
+    uri = store if "://" in store else file_uri(os.path.abspath(os.path.join(folder, store)))
     return Plan(
         script=os.path.abspath(os.path.join(folder, script)),
         args=tuple(args),
@@ -64,6 +78,7 @@ def build_plan(
         save_every=save_every,
         keep=keep,
         hang_seconds=hang_seconds,
+        startup_seconds=startup_seconds,
         guard_action=guard_action,
         guard_factor=guard_factor,
         verbose=verbose,

@@ -74,5 +74,5 @@ def _choose_limit(position: Position, limits: Limits) -> tuple[float, str]:
     if position.limit_ms > 0:
         return position.limit_ms / 1000, "job.pause(limit=…)"
     if position.scope is Where.STARTUP:
-        return limits.startup, "recovery.startupSeconds"
-    return limits.step, "recovery.hangSeconds"
+        return limits.startup, "recovery.startupSeconds, --startup-seconds"
+    return limits.step, "recovery.hangSeconds, --hang-seconds"

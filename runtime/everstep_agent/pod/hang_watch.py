@@ -111,14 +111,17 @@ def _find_hang(worker: Worker, limits: hang.Limits, now: float) -> hang.Hang | N
     if worker.state is State.SPAWNED and silent > limits.startup:
         text = (
             f"hung: the script has not called everstep.run within {silent:.0f} s of its start; make its imports "
-            "faster, or raise recovery.startupSeconds"
+            "faster, or raise recovery.startupSeconds (--startup-seconds)"
         )
         return hang.Hang(scope="startup", seconds=silent, message=text)
     if worker.saving_since is not None and now - worker.saving_since > limits.step:
         spent = now - worker.saving_since
         text = f"hung: {spent:.0f} s in a save, the limit is {limits.step:.0f} s"
         return hang.Hang(scope="save", seconds=spent, message=text)
-    if worker.state not in (State.STARTED, State.TRACKED) or worker.asking is not None:
+    computes = worker.state in (State.STARTED, State.TRACKED)
+    # Its socket's thread reports HELD, whatever its script does. Nobody waits for it to hold once it is cut.
+    must_park = worker.state is State.HELD and worker.cut_at is not None
+    if not (computes or must_park) or worker.asking is not None:
         return None
     return hang.classify_hang(
         worker.position(),

@@ -546,6 +546,7 @@ class Pod:
             pins=self.saves.pins,
             notes=self._notes,
             dropped=self._dropped(),
+            uploading=self.saves.busy,
             state_bytes=lead.tracked.bytes if lead and lead.tracked else 0,
             read_back=self._share_reader.report(),
             broken=self._restorer.broken,

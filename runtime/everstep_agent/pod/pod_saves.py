@@ -3,13 +3,14 @@ uploaded when it ended.
 """
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from everstep_agent.checkpoint.ledger import Book
 from everstep_agent.checkpoint.parts import Part, PartKey
 from everstep_agent.context import Context
-from everstep_agent.peers.agent_report import UnsentSave
+from everstep_agent.peers.agent_report import State, UnsentSave
 from everstep_agent.peers.epoch_level import EpochLevel
 from everstep_agent.pod.save_queue import Listener, Uploads
 from everstep_agent.pod.unfinished_saves import UnfinishedSaves
@@ -135,7 +136,20 @@ class PodSaves:
             return
         if _is_tried_again(worker, frame, level) and self.uploads.yield_room(worker.rank):
             return
+        if frame.whole and self.uploads.make_room_for_whole(worker.rank):
+            self._order_again(worker, frame)
+            return
         self.uploads.give_up(frame, worker.rank, frame.problem)
+
+    def _order_again(self, worker: Worker, frame: wire.Staged) -> None:
+        held = worker.state is State.HELD
+        order = wire.SaveHeld if held else wire.Save
+        self._context.line.say(
+            "save_again", step=frame.step, rank=worker.rank, message=frame.problem
+        )
+        if not held:
+            worker.saving_since = time.monotonic()
+        worker.send(order(epoch=frame.epoch, step=frame.step))
 
     # --- report ----------------------------------------------------------------------------------
 

@@ -299,6 +299,11 @@ class Uploads:
         self._line.say("uploaded", step=part.step, rank=part.rank, bytes=part.bytes)
         self._keep(part)
 
+    def note_unusable(self, staged: wire.Staged, rank: int, problem: str) -> None:
+        """Report that this pod's copy of a save cannot be uploaded. Others may hold the save, too."""
+        self._line.say("copy_unusable", step=staged.step, rank=rank, message=problem)
+        self._listener.on_held()
+
     def give_up(self, staged: wire.Staged, rank: int, problem: str) -> None:
         """Report that this part will never come."""
         if (staged.epoch, staged.step, rank, staged.whole) not in self.parts:
@@ -336,6 +341,12 @@ class Uploads:
         self._drop(old)
         self.give_up(old.staged, rank, "the last save takes its room")
         return True
+
+    def make_room_for_whole(self, rank: int) -> bool:
+        """Make room for the full state, which supersedes all that is here. Returns whether
+        something was dropped.
+        """
+        return self.yield_room(rank) or self._memory.drop_others()
 
     def _keep(self, part: Part) -> None:
         self.parts[part.key] = part

@@ -64,7 +64,8 @@ class UnfinishedSaves:
     def upload(self, level: EpochLevel, uploads: Uploads, is_wanted: Callable[[], bool]) -> None:
         """Upload the saves of this epoch that are not committed, as long as they are wanted.
 
-        Does nothing if it was called with the same epoch and kept step before.
+        A copy that cannot be used is no longer in `list`. Does nothing if it was called with the
+        same epoch and kept step before.
         """
         if (level.number, level.kept) == self._uploaded:
             return
@@ -86,13 +87,18 @@ class UnfinishedSaves:
         self, chosen: Sequence[Found], uploads: Uploads, is_wanted: Callable[[], bool]
     ) -> None:
         for unsent, tier in chosen:
+            if tier is not None and to_report(unsent) in uploads.list_unsent():
+                continue
             try:
                 whole = await self._bring(unsent, tier)
             except (BadStaging, OSError) as error:
-                if is_wanted():
-                    uploads.give_up(unsent.staged, unsent.rank, str(error))
+                # Its owner, or another pod with a copy, may be uploading it.
+                self._found = tuple(found for found in self._found if found[0] != unsent)
+                uploads.note_unusable(unsent.staged, unsent.rank, str(error))
                 continue
             if not is_wanted():
+                if tier is not None:
+                    await asyncio.to_thread(Path(whole.staged.path).unlink, missing_ok=True)
                 return
             uploads.book.add(whole.entries)
             uploads.add(replace(whole.staged, near=False), whole.rank)

@@ -280,7 +280,7 @@ def _prepare_script(script: str, args: list[str]) -> tuple[CodeType, dict[str, A
         __file__=path,
         __loader__=SourceFileLoader("__main__", path),
     )
-    sys.modules["__main__"] = main
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = main  # as multiprocessing has both
     return compile(_read_script(path), path, "exec", dont_inherit=True), vars(main)
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from everstep_agent.storage.errors import BadAddress
 
@@ -24,8 +24,13 @@ class Address:
     @property
     def uri(self) -> str:
         if self.scheme == "file":
-            return f"file://{PurePosixPath(self.bucket) / self.prefix}"
+            return file_uri(str(PurePosixPath(self.bucket) / self.prefix))
         return f"{self.scheme}://{self.bucket}/{self.prefix}".rstrip("/")
+
+
+def file_uri(path: str) -> str:
+    """The URI of a folder, which may have any characters in its name. `path`: absolute."""
+    return "file://" + quote(path)
 
 
 def check_key(key: str, what: str = "key") -> str:
@@ -46,7 +51,10 @@ def check_key(key: str, what: str = "key") -> str:
 
 def parse_uri(uri: str, run: str = "") -> Address:
     """Raises `BadAddress`, which names the URI, the problem, and what is expected."""
-    parts = urlsplit(uri)
+    try:
+        parts = urlsplit(uri)
+    except ValueError as error:
+        raise BadAddress(f"checkpoint.uri (--store) {uri!r}: {error}") from None
     if parts.scheme not in SCHEMES:
         expected = ", ".join(f"{s}://" for s in SCHEMES[:-1])
         raise BadAddress(f"checkpoint.uri (--store) {uri!r}: it must begin with one of {expected}")

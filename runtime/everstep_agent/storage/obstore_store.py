@@ -1,8 +1,9 @@
 """The only file that uses obstore: folders, S3, Google Cloud Storage, Azure, memory."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 
 import obstore
 from obstore import store as stores
+from obstore.exceptions import BaseError
 
 from everstep_agent import aside
 from everstep_agent.storage import folder as folders
@@ -248,13 +250,14 @@ def _require_parent(base: Path) -> None:
 
 def open_s3(address: Address, environ: Mapping[str, str]) -> ObstoreStore:
     config, allow_http = build_s3_config(environ)
-    backend = stores.S3Store(
-        address.bucket,
-        prefix=address.prefix or None,
-        config=config,  # type: ignore[arg-type]
-        client_options=_client(allow_http),
-        retry_config=_RETRY,
-    )
+    with _naming(address, "correct the AWS_… variables"):
+        backend = stores.S3Store(
+            address.bucket,
+            prefix=address.prefix or None,
+            config=config,  # type: ignore[arg-type]
+            client_options=_client(allow_http),
+            retry_config=_RETRY,
+        )
     return ObstoreStore(backend, address.uri)
 
 
@@ -262,14 +265,32 @@ def open_url(address: Address) -> ObstoreStore:
     """Google and Azure: obstore itself reads their variables and identities from the process
     environment.
     """
-    cls = stores.GCSStore if address.scheme == "gs" else stores.AzureStore
-    backend = cls(
-        address.bucket,
-        prefix=address.prefix or None,
-        client_options=_client(False),
-        retry_config=_RETRY,
-    )
+    cls, fix = _URL_STORES[address.scheme]
+    with _naming(address, fix):
+        backend = cls(
+            address.bucket,
+            prefix=address.prefix or None,
+            client_options=_client(False),
+            retry_config=_RETRY,
+        )
     return ObstoreStore(backend, address.uri)
+
+
+_URL_STORES: dict[str, tuple[Any, str]] = {
+    "gs": (stores.GCSStore, "correct GOOGLE_APPLICATION_CREDENTIALS"),
+    "az": (stores.AzureStore, "set AZURE_STORAGE_ACCOUNT_NAME, and a key or an identity"),
+}
+
+
+@contextlib.contextmanager
+def _naming(address: Address, fix: str) -> Iterator[None]:
+    """Raise `BadAddress` for settings with which no store can be opened."""
+    try:
+        yield
+    except BaseError as error:
+        text = str(error).split("Debug source")[0]
+        said = " ".join(text.split())[:300]
+        raise BadAddress(f"cannot open {address.uri}: {said}; {fix}") from None
 
 
 def _client(allow_http: bool) -> Any:

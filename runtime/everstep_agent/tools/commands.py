@@ -8,6 +8,7 @@ from pathlib import Path
 from everstep_agent import storage
 from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.checkpoint.pin_rules import NoPin
+from everstep_agent.storage.address import file_uri
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.store import ObjectStore
 from everstep_agent.tools import fetch, fork, pins, verify
@@ -56,7 +57,7 @@ async def read(
 
 
 def _open(run: str, environ: Mapping[str, str], *, create: bool) -> ObjectStore:
-    where = run if "://" in run else "file://" + os.path.abspath(run)
+    where = run if "://" in run else file_uri(os.path.abspath(run))
     return storage.open_store(where, "", environ, create=create)
 
 
