@@ -1,6 +1,6 @@
 """A rehearsed fault: whether it is allowed, on which pod, and how it ended. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,15 +44,24 @@ def plan_drill(job: Raw, slot: int | None) -> Target | Refused:
         return Refused(message=f"{name} is not safe now: {health['reason']}: {health['message']}")
     if not status.get("checkpoint"):
         return Refused(message=f"{name} has no checkpoint yet: wait for the first one")
-    return _choose(name, status.get("slots") or [], slot)
+    spares = {int(s) for s in (status.get("spares") or {}).get("slots") or ()}
+    return _choose(name, status.get("slots") or [], spares, slot)
 
 
-def _choose(name: str, slots: Sequence[Raw], wanted: int | None) -> Target | Refused:
+def _choose(
+    name: str, slots: Sequence[Raw], spares: Collection[int], wanted: int | None
+) -> Target | Refused:
+    """`spares`: slots whose loss interrupts nothing."""
     known = {int(s["slot"]): s for s in slots}
-    slot = max(known, default=-1) if wanted is None else wanted
+    able = [slot for slot, s in known.items() if s.get("podUid") and slot not in spares]
+    slot = max(able, default=max(known, default=-1)) if wanted is None else wanted
     if slot not in known:
         return Refused(message=f"{name} has no slot {slot}; it has {sorted(known)}")
-    if not known[slot].get("podUid"):
+    if slot in spares:
+        return Refused(
+            message=f"slot {slot} is a spare: its loss interrupts nothing; choose one of {sorted(able)}"
+        )
+    if slot not in able:
         return Refused(message=f"the pod of slot {slot} was not seen yet: try again")
     attempt = int(known[slot]["attempt"])
     return Target(

@@ -227,7 +227,8 @@ class Checkpoint(UserInput):
         description="Memory of each pod for checkpoints before their upload, such as 4Gi (below "
         "1000Ti), added to the memory limit of the container: about four times the pod's "
         "share of model and optimizer state, two for its own saves and two for copies of "
-        "another pod's. A change applies to pods created from then on.",
+        "another pod's; and at least the complete state, which a restart brings into each pod. A "
+        "change applies to pods created from then on.",
     )
     peer_bandwidth: str = Field(
         default="128Mi",
@@ -319,8 +320,9 @@ class Recovery(UserInput):
     on_loss: OnLoss = Field(
         default=OnLoss.SHRINK,
         strict=False,
-        description="With inPlace. Shrink: the others go on while the lost worker is replaced. Wait: they wait for "
-        "it, so that the run equals an undisturbed one bit for bit.",
+        description="With inPlace. Shrink: the others go on while the lost worker is replaced. Wait: they save "
+        "the step and wait, and then all restart from that save, so that the run equals an undisturbed "
+        "one bit for bit.",
     )
     below_min_seconds: int = Field(
         default=1800,

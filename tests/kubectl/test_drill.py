@@ -42,6 +42,17 @@ def test_the_last_slots_pod_is_deleted_by_its_uid() -> None:
     assert drill.build_delete(target, sudden=True)["gracePeriodSeconds"] == 1
 
 
+def test_no_spare_and_no_slot_without_a_pod_is_chosen() -> None:
+    job = a_job(spares={"slots": [1]})
+    job["status"]["slots"].append({"slot": 7, "attempt": 2})
+    target = drill.plan_drill(job, None)
+    assert isinstance(target, drill.Target)
+    assert target.slot == 0
+    refused = drill.plan_drill(job, 1)
+    assert isinstance(refused, drill.Refused)
+    assert refused.message == "slot 1 is a spare: its loss interrupts nothing; choose one of [0]"
+
+
 def test_a_slot_that_there_is_not_is_named_with_those_there_are() -> None:
     refused = drill.plan_drill(a_job(), 7)
     assert refused == drill.Refused(message="tiny has no slot 7; it has [0, 1]")

@@ -1,5 +1,6 @@
 """What a pass does around its plan: it confirms a loss before counting it, and reports errors."""
 
+import asyncio
 from dataclasses import replace
 from typing import Any, cast
 
@@ -176,3 +177,71 @@ async def test_a_pod_that_is_up_for_moments_is_not_started() -> None:
 def with_container(observed: Observed, **changes: Any) -> Observed:
     """Change only the pod of slot 0."""
     return replace(observed, pods=(replace(observed.pods[0], **changes),))
+
+
+def refusing(
+    cluster: ToyCluster, monkeypatch: pytest.MonkeyPatch, kind: kube.Kind, error: kube.KubeError
+) -> None:
+    """Let creates of this kind fail, as an admission that runs before the object is looked for."""
+    create = cluster.create
+
+    async def fail(given: kube.Kind, *arguments: Any, **named: Any) -> Any:
+        if given is kind:
+            raise error
+        return await create(given, *arguments, **named)
+
+    monkeypatch.setattr(cluster, "create", fail)
+
+
+async def test_a_quota_that_refuses_the_secret_that_exists_stops_no_replacement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = ToyCluster()
+    operator = an_operator(cluster)
+    await placed_pods(cluster, operator)
+    operator._memories.clear()  # as after a restart of the operator
+    refusing(cluster, monkeypatch, kube.SECRETS, kube.Denied(403, "Forbidden", "exceeded quota"))
+    del cluster.objects["nodes", "node-1"]
+    for _ in range(4):
+        cluster.feed(operator.world)
+        await operator.run(KEY)
+        cluster.tick()
+    assert ("pods", "lm-1-2") in cluster.objects
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "told"),
+    [
+        (kube.Transient(503, "", "away"), True, ""),
+        (kube.Transient(500, "", 'failed calling webhook "x"'), False, "failed calling webhook"),
+    ],
+)
+async def test_status_is_written_although_no_pod_can_be_created(
+    monkeypatch: pytest.MonkeyPatch, error: kube.Transient, raised: bool, told: str
+) -> None:
+    cluster = ToyCluster()
+    operator = an_operator(cluster)
+    operator.verdicts = {}
+    refusing(cluster, monkeypatch, kube.PODS, error)
+    results = []
+    for _ in range(3):
+        cluster.feed(operator.world)
+        results += await asyncio.gather(operator.run(KEY), return_exceptions=True)
+    assert (error in results) is raised
+    status = cluster.job()["status"]
+    assert status["conditions"]
+    assert told in status["message"]
+
+
+async def test_a_pod_of_an_earlier_job_of_this_name_is_waited_for() -> None:
+    cluster = ToyCluster()
+    operator = an_operator(cluster)
+    operator.verdicts = {}
+    owner = {"kind": names.KIND, "name": "lm", "uid": "earlier", "controller": True}
+    metadata = {"name": "lm-0-1", "namespace": "team", "ownerReferences": [owner]}
+    cluster.put(kube.PODS, {"metadata": metadata, "spec": {}, "status": {}})
+    for _ in range(3):
+        cluster.feed(operator.world)
+        await operator.run(KEY)
+    said = cluster.job()["status"]["message"]
+    assert "pod lm-0-1 of an earlier job of this name is still ending" in said

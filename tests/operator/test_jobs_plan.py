@@ -19,7 +19,7 @@ from everstep_operator.jobs.actions import (
 from everstep_operator.jobs.observed import NodeFact, Observed, Refusal
 from everstep_operator.jobs.plan import plan
 from everstep_operator.jobs.stamps import to_stamp
-from everstep_operator.model_status import CheckpointStatus, Condition, JobStatus
+from everstep_operator.model_status import CheckpointStatus, Condition, JobStatus, SlotStatus
 from everstep_operator.values import GonePods, NodeState
 from job_builders import (
     NOW,
@@ -557,6 +557,16 @@ def test_a_run_that_another_job_took_over_ends_as_fenced() -> None:
     planned = plan(an_observation(pods=pods, seen=None), NOW)
     assert condition(planned, "Failed").reason == "Fenced"
     assert "uid 9" in condition(planned, "Failed").message
+
+
+def test_a_pod_that_comes_back_with_its_node_fails_no_suspended_job() -> None:
+    """It is fenced by the epochs that its own job has claimed without it."""
+    ended = an_end(Cause.FENCED, "epoch 4 of the same job continues without slot 2")
+    left = a_pod(2, 1, deleting_until=NOW - 5, running_since=None, ended=ended)
+    status = a_status(slots=[SlotStatus(slot=s, attempt=2) for s in range(3)])
+    job = a_job(a_spec(suspend=True), status=status)
+    planned = plan(an_observation(job=job, pods=(left,), seen=None), NOW)
+    assert condition(planned, "Failed").status != "True"
 
 
 def test_the_first_fenced_pod_of_a_job_that_stands_waits_for_the_others() -> None:

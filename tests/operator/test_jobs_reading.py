@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from everstep_contract import report
+from everstep_contract import names, report
 from everstep_contract.report import Cause, ExitReport
 from everstep_operator.jobs import observe, statuspatch
 from everstep_operator.jobs.genuine import Place
@@ -58,6 +58,25 @@ def test_the_trainer_is_found_among_side_cars() -> None:
     ]
     pod = read(containerStatuses=statuses)
     assert (pod.waiting, pod.restarts) == ("ErrImagePull", 1)
+
+
+def test_a_trainer_with_another_name_is_found_beside_a_container_that_a_webhook_has_added() -> None:
+    pod = an_object(
+        containerStatuses=[
+            {"name": "istio-proxy", "restartCount": 1, "state": {"running": {}}},
+            {"name": "main", "restartCount": 0, "state": {"waiting": {"reason": "ErrImagePull"}}},
+        ]
+    )
+    port = {"name": names.AGENT_PORT_NAME, "containerPort": names.AGENT_PORT}
+    pod["spec"]["containers"] = [
+        {"name": "istio-proxy", "ports": [{"containerPort": 15090}]},
+        {"name": "main", "ports": [port]},
+    ]
+    found = observe.to_pod(pod, Place(slot=0, attempt=1))
+    assert (found.restarts, found.waiting, found.running_since) == (0, "ErrImagePull", None)
+    del pod["status"]["containerStatuses"][1]
+    found = observe.to_pod(pod, Place(slot=0, attempt=1))
+    assert found.restarts == 0, "the trainer has no status yet"
 
 
 def test_a_status_that_somebody_has_spoilt_counts_as_none() -> None:

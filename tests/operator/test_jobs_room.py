@@ -142,8 +142,11 @@ def test_a_pod_that_finds_no_node_nevertheless_costs_the_spare_for_a_minute_once
     assert scene.lent(at + 10 * room.LENT_SECONDS) == set()
 
 
-def test_a_spare_that_waits_for_a_node_takes_none_from_another_job():
+@pytest.mark.parametrize("ready", [0, 1], ids=["starting", "training"])
+def test_a_spare_that_waits_for_a_node_takes_none_from_another_job(ready: int):
     scene = Scene()
-    scene.put_job(OTHER, ready=1)
+    scene.put_job(OTHER, ready=ready)
+    scene.put_pod(OTHER, 0, node="node-2")
+    scene.put_pod(OTHER, 1)
     scene.lent(NOW)
     assert scene.lent(NOW + 60) == set()

@@ -11,6 +11,7 @@ from everstep_operator.jobs.plan import plan
 from everstep_operator.jobs.slots import choose_slots
 from everstep_operator.jobs.stamps import to_stamp
 from everstep_operator.jobs.statuspatch import decide_patch, to_document
+from everstep_operator.model_status import SlotStatus
 from everstep_operator.values import NodeState
 from job_builders import (
     NOW,
@@ -155,11 +156,15 @@ def test_the_seconds_for_which_spares_hold_a_node_are_added_up():
 
     assert spent(with_spare()) == 130
     two = with_spare(spares=2, pods=(0, 1, 2, 3, 4))
+    two = replace(two, job=replace(two.job, status=a_status(5)))
     assert spent(two) == 160
     assert spent(two, known=None) == 60
     assert spent(with_spare(), written=NOW + 5) == 100, "the clock was set back"
     waits = replace(two, pods=(*two.pods[:4], a_pod(4, node="", scheduling="0/3 nodes fit")))
     assert spent(waits) == 130, "a spare without a node costs nothing"
+    slots = [r if r.slot < 4 else SlotStatus(slot=4, attempt=1) for r in two.job.status.slots]
+    placed = replace(two, job=replace(two.job, status=a_status(slots=slots)))
+    assert spent(placed) == 130, "it has got its node since status was written"
     over = replace(two, pods=(*two.pods[:4], a_pod(4, phase="Failed")))
     assert spent(over) == 130
     assert spent(an_observation(), known=None) is None

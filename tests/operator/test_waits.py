@@ -20,6 +20,7 @@ NO_WAIT = {
     "jobs/manifests.py: GRACE_SECONDS": "a pod's default grace period",
     "jobs/membership.py: STAMP_SECONDS": "how exact the kubelet's times are",
     "jobs/observed.py: FRESH_SECONDS": "how old figures may be that still say what lives",
+    "jobs/passes.py: COUNT_SECONDS": "how long all jobs use one count",
     "lease.py: DEFAULT_SECONDS": "what a Lease without a duration means",
     "model.py: DEFAULT_SAVE_SECONDS": "the interval of saves",
     "silence.py: LEAST_OVERDUE_SECONDS": "how long a lease is unchanged before that means anything",

@@ -34,10 +34,13 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
 def _watch(
     arguments: argparse.Namespace, cluster: Cluster, target: "Target", before: frozenset[str]
 ) -> int:
-    from everstep_kubectl import drill, incidents
+    from everstep_kubectl import drill, incidents, jobs
 
     shown = ""
     for job in watch_job(cluster, arguments.job, arguments.timeout):
+        if over := next((end for end in ("Complete", "Failed") if jobs.is_true(job, end)), ""):
+            print(f"{arguments.job} is {over}, so the drill has proved nothing")
+            return 1
         found = drill.find_incident(incidents.build_incidents(job), before, target.slot)
         if found is not None and drill.is_recovered(job, target, found):
             now = time.time()  # noqa: TID251 ages are shown as of now

@@ -52,9 +52,10 @@ def _await(arguments: argparse.Namespace, cluster: Cluster, wanted: str) -> int:
             where = f"step {status.get('step')}, checkpoint of step {checkpoint.get('step')}"
             print(f"{arguments.job}: {wanted} at {where}")
             return 0
-        if heard and (failed := jobs.condition(job, "Failed")) and failed["status"] == "True":
-            print(f"{arguments.job}: Failed: {failed['reason']}: {failed['message']}")
-            return 1
+        for end in ("Complete", "Failed"):
+            if heard and (found := jobs.condition(job, end)) and found["status"] == "True":
+                print(f"{arguments.job}: {end}: {found['reason']}: {found['message']}")
+                return 1
         line = f"{arguments.job}: {status.get('state')}: {status.get('message')}"
         if line != shown:
             print(line, flush=True)

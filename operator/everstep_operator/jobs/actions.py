@@ -15,6 +15,8 @@ class CreateSecret:
     name: str
     reason: str
     message: str
+    made_before: bool = False
+    """A pod of the job has been created, so the Secret has been, too, and a refusal stops nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

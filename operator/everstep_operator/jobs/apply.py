@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from everstep_contract import names
 from everstep_operator import kube
 from everstep_operator.jobs import action_log, genuine, manifests, patch_body, statuspatch
 from everstep_operator.jobs.actions import (
@@ -55,6 +56,8 @@ class Outcome:
     """Names of pods that were to be deleted and no longer exist."""
     untold: tuple[EventDraft, ...] = ()
     """Events to be written after the next plan's actions."""
+    trouble: kube.Transient | None = None
+    """Why an action may not have been done: the pass is to be repeated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +73,15 @@ class Pace:
 async def apply_plan(
     port: Kube, job: Job, plan: Plan, keys: JobKeys, now: float, pace: Pace
 ) -> Outcome:
-    """Raises `kube.Transient` and `kube.Denied` to the outer loop. A refusal of a pod or Secret is
-    not raised; it is in the outcome.
+    """Raises `kube.Transient` and `kube.Denied` of the status to the outer loop. A refusal of a pod
+    or Secret, and an API server that does not answer an action, are in the outcome: the status is
+    written nevertheless.
     """
     outcome = Outcome()
     for action in plan.actions:
         if await _apply_action(port, job, action, keys, outcome):
             action_log.log_done(job, action, plan.status)
-        if outcome.refusal or outcome.again:
+        if outcome.refusal or outcome.again or outcome.trouble:
             break
     patch = statuspatch.decide_patch(job.raw_status, plan.status, now, pace.figures_seconds)
     if patch:
@@ -110,18 +114,33 @@ async def _apply_action(
     except kube.Conflict:
         outcome.again = True
         return False
+    except kube.Transient as error:
+        if not _has_failed_webhook(error) or not isinstance(action, (CheckTemplate, CreatePod)):
+            outcome.trouble = error
+            return False
+        _note_refusal(outcome, action, (False, error.message))
+        return False
     except (kube.Invalid, kube.Denied) as error:
         if not isinstance(action, (CheckTemplate, CreatePod, CreateSecret)):
             raise
-        refusal = is_template_fault(error), error.message
-        if isinstance(action, CreatePod) and action.spare:
-            outcome.spare_refusal = refusal
-        else:
-            outcome.refusal = refusal
+        _note_refusal(outcome, action, (is_template_fault(error), error.message))
         return False
     outcome.done.append(type(action).__name__)
     outcome.template_checked |= isinstance(action, CheckTemplate)
     return not outcome.again
+
+
+def _note_refusal(outcome: Outcome, action: Action, refusal: tuple[bool, str]) -> None:
+    if isinstance(action, CreatePod) and action.spare:
+        outcome.spare_refusal = refusal
+    elif not (isinstance(action, CreateSecret) and action.made_before):
+        # A quota answers before the API server finds that the Secret exists.
+        outcome.refusal = refusal
+
+
+def _has_failed_webhook(error: kube.KubeError) -> bool:
+    """Whether an admission webhook did not answer, which the API server reports as its own error."""
+    return error.status == 500 and "failed calling webhook" in error.message
 
 
 def is_template_fault(error: kube.KubeError) -> bool:
@@ -171,8 +190,17 @@ async def _create_pod(
         found = await port.get(kube.PODS, name, job.namespace)
         owner = genuine.build_owner(job.key, job.uid, job.raw_status, keys)
         if genuine.find_place(found, owner) is None:
-            text = f"pod {name} exists and was not made by Everstep: delete it"
-            raise kube.Denied(409, "AlreadyExists", text) from None
+            raise kube.Denied(409, "AlreadyExists", _describe_other(found, job)) from None
+
+
+def _describe_other(pod: Mapping[str, Any], job: Job) -> str:
+    """What a pod is that has the name of one of the job's pods and is none of them."""
+    metadata = pod["metadata"]
+    owners = metadata.get("ownerReferences") or ()
+    earlier = any(o.get("kind") == names.KIND and o.get("uid") != job.uid for o in owners)
+    if earlier or metadata.get("deletionTimestamp"):
+        return f"pod {metadata['name']} of an earlier job of this name is still ending; this job starts after it"
+    return f"pod {metadata['name']} exists and was not made by Everstep: delete it"
 
 
 async def _patch_status(

@@ -217,12 +217,14 @@ def _words(ended: Ended) -> str:
 
 def _fenced(observed: Observed) -> End | None:
     """Fail the job if all its pods are fenced: another job has taken over the run. A single pod
-    that is fenced while the job runs is only replaced.
+    that is fenced while the job runs is only replaced. A pod of a former attempt, whose node was
+    lost and is back, is fenced by its own job.
     """
-    if observed.running or not observed.pods:
+    pods = observed.current_pods
+    if observed.running or not pods:
         return None
-    reports = [report_of(p) for p in observed.pods]
-    if not all(map(is_fenced, observed.pods)):
+    reports = [report_of(p) for p in pods]
+    if not all(map(is_fenced, pods)):
         return None
     text = next(
         (r.message for r in reports if r is not None and r.message), "another job writes this run"

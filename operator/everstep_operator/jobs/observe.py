@@ -54,7 +54,7 @@ def to_pods(objects: Iterable[Mapping[str, Any]], owner: Owner) -> tuple[Pod, ..
 
 def to_pod(obj: Mapping[str, Any], place: Place) -> Pod:
     metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
-    container = _trainer_status(status)
+    container = _trainer_status(spec, status)
     state = container.get("state") or {}
     return Pod(
         name=metadata["name"],
@@ -79,11 +79,20 @@ def to_pod(obj: Mapping[str, Any], place: Place) -> Pod:
     )
 
 
-def _trainer_status(status: Mapping[str, Any]) -> Mapping[str, Any]:
+def _trainer_status(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The status of the container with our agent. A webhook may have added others."""
+    name = _find_trainer(spec.get("containers") or ())
     statuses = status.get("containerStatuses") or ()
-    named = [s for s in statuses if s.get("name") == names.TRAINER_CONTAINER]
-    found: Mapping[str, Any] = (named or list(statuses) or [{}])[0]
-    return found
+    return next((s for s in statuses if s.get("name") == name), {})
+
+
+def _find_trainer(containers: Iterable[Mapping[str, Any]]) -> str:
+    """The name of the container to which the operator has added the agent's port."""
+    for container in containers:
+        ports = container.get("ports") or ()
+        if any(port.get("name") == names.AGENT_PORT_NAME for port in ports):
+            return str(container.get("name"))
+    return names.TRAINER_CONTAINER
 
 
 def _init_waiting(status: Mapping[str, Any]) -> tuple[str, str]:
@@ -119,12 +128,19 @@ def _to_ended(terminated: Mapping[str, Any] | None) -> Ended | None:
     )
 
 
+OVER_STATES = frozenset({"Complete", "Failed"})
 WAITING_STATES = frozenset({"Pending", "Starting", "Recovering"})
 
 
 def is_waiting(job: Mapping[str, Any]) -> bool:
     """Whether a job should train and does not."""
     return (job.get("status") or {}).get("state", "Pending") in WAITING_STATES
+
+
+def has_figures(job: Mapping[str, Any]) -> bool:
+    """Whether the job may train, so that its step and other figures change."""
+    suspended = (job.get("spec") or {}).get("suspend")
+    return not suspended and (job.get("status") or {}).get("state") not in OVER_STATES
 
 
 def age_of(job: Mapping[str, Any]) -> tuple[float, str]:

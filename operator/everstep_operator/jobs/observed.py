@@ -286,7 +286,7 @@ class Observed:
     @cached_property
     def doubted(self) -> tuple[Pod, ...]:
         """The present pods on nodes that may be lost soon, or that have to be left."""
-        return tuple(p for p in self._current_pods if self._is_doubted(p.node))
+        return tuple(p for p in self.current_pods if self._is_doubted(p.node))
 
     def _is_doubted(self, node: str) -> bool:
         verdict = self.verdicts.get(node)
@@ -299,26 +299,27 @@ class Observed:
         return frozenset(p.node for p in self.pods if _state_of(self.verdicts, p.node) in bad)
 
     @cached_property
-    def _current_pods(self) -> tuple[Pod, ...]:
+    def current_pods(self) -> tuple[Pod, ...]:
+        """Without pods of former attempts, which are over or left on lost nodes."""
         current = {r.slot: r.attempt for r in self.job.status.slots}
         return tuple(p for p in self.pods if p.attempt >= current.get(p.slot, p.attempt))
 
     @property
     def node_of_slot(self) -> dict[int, str]:
         """Slot → node of its present pod; empty: the pod has no node yet."""
-        return {p.slot: p.node for p in self._current_pods}
+        return {p.slot: p.node for p in self.current_pods}
 
     @property
     def _slots_holding(self) -> tuple[int, ...]:
         """Slots that have a pod, in the order in which to keep them."""
         last = {*self._leavers, *self.lent}
-        last |= {p.slot for p in self._current_pods if p.node in self._bad_nodes}
-        found = {p.slot for p in self._current_pods}
+        last |= {p.slot for p in self.current_pods if p.node in self._bad_nodes}
+        found = {p.slot for p in self.current_pods}
         return tuple(sorted(found, key=lambda s: (s in last, s not in self._slots_up, s)))
 
     @cached_property
     def _slots_up(self) -> frozenset[int]:
-        up = (p for p in self._current_pods if p.running_since and not (p.over or p.deleting))
+        up = (p for p in self.current_pods if p.running_since and not (p.over or p.deleting))
         return frozenset(p.slot for p in up)
 
     @cached_property

@@ -31,6 +31,8 @@ from everstep_operator.values import EventDraft, NodeVerdict
 from everstep_operator.world import Key, Object, World, key_of
 
 log = logging.getLogger(__name__)
+COUNT_SECONDS = 5.0
+"""How long all jobs use one count of the jobs that have figures to write."""
 
 
 @dataclass(slots=True)
@@ -90,6 +92,9 @@ class Passes:
     """Node → the last transition of its Ready condition, and since when it has not been Ready. Only existing nodes
     that are not Ready.
     """
+    _with_figures: int = 0
+    """How many jobs have figures to write, when they were last counted."""
+    _counted_at: float = -COUNT_SECONDS
     _changed_nodes: set[str] = field(init=False)
     _rivals: Rivals = field(init=False)
     _room: Room = field(init=False)
@@ -129,11 +134,17 @@ class Passes:
         pace = Pace(figures_seconds=self._figures_pause(), untold=memory.untold)
         outcome = await apply_plan(self.port, observed.job, planned, keys, now, pace)
         memory.untold = outcome.untold
-        return self._remember(observed.job, planned, outcome, now)
+        following = self._remember(observed.job, planned, outcome, now)
+        if outcome.trouble is not None:
+            raise outcome.trouble
+        return following
 
     def _figures_pause(self) -> float:
-        jobs = len(self.world.jobs)
-        return choose_figures_seconds(self.figures_seconds, jobs, self.figures_qps)
+        now = self.steady()
+        if now - self._counted_at >= COUNT_SECONDS:
+            self._counted_at = now
+            self._with_figures = sum(map(observe.has_figures, self.world.jobs))
+        return choose_figures_seconds(self.figures_seconds, self._with_figures, self.figures_qps)
 
     def observe(self, found: Object, now: float) -> Observed:
         job = observe.to_job(found)

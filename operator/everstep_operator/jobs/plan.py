@@ -180,7 +180,8 @@ def _plan_secret(observed: Observed, missing: bool) -> tuple[Action, ...]:
     lost = any(name in pod.waiting_message for pod in observed.pods)
     if not lost and (observed.template_checked or not missing):
         return ()
-    return (CreateSecret(name=name, reason="Token", message="the job's token"),)
+    made = not lost and any(r.pod_uid for r in observed.job.status.slots)
+    return (CreateSecret(name=name, reason="Token", message="the job's token", made_before=made),)
 
 
 def _creation(record: SlotStatus, body: manifests.Body, spare: bool) -> CreatePod:

@@ -130,8 +130,9 @@ class Room:
         claimed = {job_of(pod) for pod in self.world.pods.group("unplaced", "")}
         jobs = [self.world.jobs.get(key[1], key[0]) for key in claimed if key is not None]
         for job in sorted((j for j in jobs if j is not None), key=observe.age_of):
-            pods = [p for p in self.pods_of(job) if not p.node and p.scheduling and not p.deleting]
-            for pod in pods[: _count_lacking(job)]:
+            pods = self.pods_of(job)
+            waiting = [p for p in pods if not p.node and p.scheduling and not p.deleting]
+            for pod in waiting[: _count_lacking(job, pods)]:
                 found = self.world.pods.get(pod.name, key_of(job)[0])
                 if found is not None:
                     yield _to_need(found, pod, key_of(job))
@@ -158,11 +159,13 @@ def _list_spares(job: Object) -> frozenset[int]:
     return frozenset(found)
 
 
-def _count_lacking(job: Object) -> int:
-    """How many pods the job needs to be complete; any other pod that waits is a spare."""
-    spec, world = job.get("spec") or {}, (job.get("status") or {}).get("world") or {}
+def _count_lacking(job: Object, pods: Iterable[Pod]) -> int:
+    """How many pods with a node the job needs to be complete; any other pod that waits is a spare."""
+    spec = job.get("spec") or {}
     replicas = int((spec.get("workers") or {}).get("replicas", 1))
-    return 0 if spec.get("suspend") else max(0, replicas - int(world.get("ready", 0)))
+    newest = {p.slot: p for p in sorted(pods, key=lambda p: p.attempt)}
+    placed = sum(bool(p.node) and not (p.over or p.deleting) for p in newest.values())
+    return 0 if spec.get("suspend") else max(0, replicas - placed)
 
 
 def _to_need(obj: Object, pod: Pod, job: Key) -> Need:

@@ -31,12 +31,15 @@ def count_seconds(observed: Observed, now: float) -> int | None:
     """Seconds for which spares have held a node, added up over pods. None: the job has had no
     spares.
 
-    Pods that hold a node now count as holding it since status was last written, because a change of
-    these pods causes a write. Whole seconds, like those of `observedAt`, so that nothing counts
-    twice.
+    Pods that hold a node now, and held it when status was last written, count from then on. Whole
+    seconds, like those of `observedAt`, so that nothing counts twice.
     """
     old, spares = observed.job.status, observed.slots.spares
-    held = sum(p.slot in spares and bool(p.node) and not p.over for p in observed.pods)
+    known = {(r.slot, r.pod_uid, r.node) for r in old.slots}
+    held = sum(
+        p.slot in spares and (p.slot, p.uid, p.node) in known and bool(p.node) and not p.over
+        for p in observed.pods
+    )
     if not held:
         return old.spare_seconds
     since = to_seconds(old.observed_at)
