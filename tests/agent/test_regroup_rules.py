@@ -122,6 +122,16 @@ def test_a_newcomer_that_died_before_its_agent_entered_the_epoch_is_not_waited_f
     assert not list_never_entered(replace(epoch, in_place=None), told)
 
 
+def test_a_step_that_a_lost_rank_had_counted_stays_in_the_epoch_in_which_it_was_counted():
+    """Its survivors have the sums of this step, and have yet to count it."""
+    begun = InPlace(former=2, applied=6, reductions=1)
+    epoch = an_epoch(3, number=3, in_place=begun)
+    told = [dead(0), held(1), held(2)]
+    _, plan = regroup_rules.decide_regroup(epoch, [replace(r, epoch=3) for r in told])
+    assert isinstance(plan, Plan)
+    assert plan.applied == 6
+
+
 def decide(reports, *, count=3, lost=()):
     return regroup_rules.decide_regroup(an_epoch(count), reports, lost)
 

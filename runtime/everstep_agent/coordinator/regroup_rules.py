@@ -138,6 +138,10 @@ def decide_regroup(
     staying = {r: s for r, s in standings.items() if epoch.mesh.unit_of(r) not in units}
     survivors = (_without_lost(m, staying) for m in here)
     plan = plan_regroup(staying, epoch.mesh)
+    if isinstance(plan, Plan):
+        # Who had counted the epoch's first step may be lost, and the others have yet to count it. It
+        # belongs to the former epoch nevertheless.
+        plan = replace(plan, applied=max(plan.applied, epoch.resume))
     return tuple(m for m in survivors if any(m.lives)), plan
 
 
