@@ -143,6 +143,11 @@ def condition(raw: Raw, kind: str) -> Raw | None:
     return next((c for c in found if c.get("type") == kind), None)
 
 
+def find_end(job: Raw) -> str:
+    """The condition that says that the job is over; empty: it is not."""
+    return next((end for end in ("Complete", "Failed") if is_true(job, end)), "")
+
+
 def is_true(raw: Raw, kind: str) -> bool:
     found = condition(raw, kind)
     return found is not None and found.get("status") == "True"

@@ -65,7 +65,7 @@ def list_exact_changes(before: Segment, now: Settings) -> list[str]:
 
 
 def describe(settings: Settings) -> str:
-    """Without the fingerprint, which some libraries choose at random."""
+    """The settings in words, without the fingerprint, which some libraries choose at random."""
     order = settings.order
     return (
         f"{_length(order)}, global_batch {settings.global_batch}, micro_batch {settings.micro_batch}, "

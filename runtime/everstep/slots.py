@@ -7,6 +7,7 @@ between a step and its copy, and a copy that is still being uploaded is never ov
 
 import mmap
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,9 +118,7 @@ class Slots:
 
     def release(self) -> None:
         """Free the memory of the slots that hold no save."""
-        for slot in [slot for slot in self._slots if slot.is_free]:
-            slot.remove()
-            self._slots.remove(slot)
+        self._remove_smaller(sys.maxsize)
 
     def _remove_smaller(self, size: int) -> None:
         for slot in [slot for slot in self._slots if slot.is_free and len(slot.room) < size]:

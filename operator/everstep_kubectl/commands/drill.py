@@ -38,7 +38,7 @@ def _watch(
 
     shown = ""
     for job in watch_job(cluster, arguments.job, arguments.timeout):
-        if over := next((end for end in ("Complete", "Failed") if jobs.is_true(job, end)), ""):
+        if over := jobs.find_end(job):
             print(f"{arguments.job} is {over}, so the drill has proved nothing")
             return 1
         found = drill.find_incident(incidents.build_incidents(job), before, target.slot)

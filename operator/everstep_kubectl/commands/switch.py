@@ -25,8 +25,7 @@ def _switch(arguments: argparse.Namespace, cluster: Cluster, *, on: bool) -> int
     from everstep_kubectl import jobs
 
     before = cluster.get(JOBS, arguments.job).object()
-    over = next((k for k in ("Complete", "Failed") if jobs.is_true(before, k)), None)
-    if over:
+    if over := jobs.find_end(before):
         print(f"{arguments.job} is {over}: there is nothing to {'suspend' if on else 'resume'}")
         return 1
     if QUEUE in (before["metadata"].get("labels") or {}):
@@ -52,10 +51,9 @@ def _await(arguments: argparse.Namespace, cluster: Cluster, wanted: str) -> int:
             where = f"step {status.get('step')}, checkpoint of step {checkpoint.get('step')}"
             print(f"{arguments.job}: {wanted} at {where}")
             return 0
-        for end in ("Complete", "Failed"):
-            if heard and (found := jobs.condition(job, end)) and found["status"] == "True":
-                print(f"{arguments.job}: {end}: {found['reason']}: {found['message']}")
-                return 1
+        if heard and (end := jobs.find_end(job)) and (found := jobs.condition(job, end)):
+            print(f"{arguments.job}: {end}: {found['reason']}: {found['message']}")
+            return 1
         line = f"{arguments.job}: {status.get('state')}: {status.get('message')}"
         if line != shown:
             print(line, flush=True)

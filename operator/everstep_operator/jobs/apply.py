@@ -197,8 +197,7 @@ def _describe_other(pod: Mapping[str, Any], job: Job) -> str:
     """What a pod is that has the name of one of the job's pods and is none of them."""
     metadata = pod["metadata"]
     owners = metadata.get("ownerReferences") or ()
-    earlier = any(o.get("kind") == names.KIND and o.get("uid") != job.uid for o in owners)
-    if earlier or metadata.get("deletionTimestamp"):
+    if any(o.get("kind") == names.KIND and o.get("name") == job.name for o in owners):
         return f"pod {metadata['name']} of an earlier job of this name is still ending; this job starts after it"
     return f"pod {metadata['name']} exists and was not made by Everstep: delete it"
 

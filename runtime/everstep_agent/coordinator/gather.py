@@ -130,10 +130,15 @@ def _adopt(term: Term) -> bool:
     held = rounds.find_unheard(term.recent(), term.epoch, term.run_log.newest_claim)
     if held is None:
         return False
+    adopt(term, held)
+    return True
+
+
+def adopt(term: Term, held: EpochLevel) -> None:
+    """Take up the epoch that living workers are in."""
     term.line.say("epoch_adopted", epoch=held.number, incident=term.state.incidents.id)
     term.change(term.state.adopt_epoch(note_commit(held, term.newest_commit())))
     claim_behind.start(term)
-    return True
 
 
 def log_epoch(term: Term) -> int:

@@ -26,7 +26,7 @@ from everstep_agent.coordinator import (
     unit_losses,
 )
 from everstep_agent.coordinator.breaks import BELOW_MINIMUM, REPLICAS_DIFFER, Break
-from everstep_agent.coordinator.gather import judge_claim, log_epoch
+from everstep_agent.coordinator.gather import adopt, judge_claim, log_epoch
 from everstep_agent.coordinator.kept_out import find_kept_out
 from everstep_agent.coordinator.recover import CAUSE_SECONDS, cause_of, count_repeats, refine
 from everstep_agent.coordinator.term import Term
@@ -205,9 +205,7 @@ def _take_back(term: Term) -> bool:
     held = find_kept_out(term.recent(), term.running, claim)
     if held is None:
         return False
-    term.line.say("epoch_adopted", epoch=held.number, incident=term.state.incidents.id)
-    held = regroup_rules.note_commit(held, term.newest_commit())
-    term.change(term.state.adopt_epoch(held))
+    adopt(term, held)
     return True
 
 
