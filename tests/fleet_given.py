@@ -21,7 +21,7 @@ from everstep_operator.fleet.observing import plan_observing
 from everstep_operator.fleet.plan import Plan, plan
 from everstep_operator.health.verdicts import Held, choose_verdicts
 from everstep_operator.nodes import NodeFacts
-from everstep_operator.quarantines import to_quarantine
+from everstep_operator.quarantines import rename_evidence, to_quarantine
 from everstep_operator.roster import build_roster
 from everstep_operator.values import NodeState, NodeVerdict
 from toy_cluster import ToyCluster
@@ -80,7 +80,7 @@ class Fleet:
         served = self.cluster.crd != "missing"
         return Observed(
             roster=build_roster(nodes),
-            quarantines=self.cluster.quarantines() if served else None,
+            quarantines=rename_evidence(self.cluster.quarantines(), nodes) if served else None,
             unreadable="" if served else "Gone: not found",
             definition=Definition(
                 creatable=self.cluster.crd == "served", created_at=self.cluster.crd_created_at

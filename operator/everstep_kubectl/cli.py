@@ -2,6 +2,8 @@
 
 import argparse
 import importlib
+import io
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -13,8 +15,13 @@ _FORMS = ("table", "json", "yaml")
 
 def main() -> NoReturn:
     """The console script `kubectl-everstep`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
-        sys.exit(run(sys.argv[1:]))
+        status = run(sys.argv[1:])
+        sys.stdout.flush()
+        sys.exit(status)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
@@ -36,7 +43,9 @@ def run(argv: Sequence[str]) -> int:
     module = importlib.import_module(f"everstep_kubectl.commands.{arguments.module}")
     try:
         return int(getattr(module, arguments.function)(arguments, cluster))
-    except ClusterError as error:
+    except BrokenPipeError:
+        raise
+    except (ClusterError, OSError) as error:  # a file or folder that cannot be written
         print(f"kubectl everstep: {error}", file=sys.stderr)
         return 2
 
@@ -123,7 +132,11 @@ def _add_checkpoints(commands: Any, common: argparse.ArgumentParser) -> None:
     for parser in (listing, verify, restore, unpin):
         parser.add_argument("job", metavar="JOB")
         parser.add_argument(
-            "--timeout", type=float, default=300.0, metavar="S", help="of the pod (default 300)"
+            "--timeout",
+            type=_seconds,
+            default=300.0,
+            metavar="S",
+            help="seconds that the pod may take (default 300)",
         )
     unpin.add_argument("name", metavar="NAME")
 
@@ -167,8 +180,22 @@ def _add_acting(add: _Adding) -> None:
 
 def _add_timeout(parser: argparse.ArgumentParser, seconds: float) -> None:
     parser.add_argument(
-        "--timeout", type=float, default=seconds, metavar="S", help=f"default {seconds:.0f}"
+        "--timeout",
+        type=_seconds,
+        default=seconds,
+        metavar="S",
+        help=f"seconds to wait (default {seconds:.0f})",
     )
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of seconds, more than 0")
+    return number
 
 
 if __name__ == "__main__":

@@ -154,7 +154,8 @@ def render_table(nodes: Sequence[Node], now: float) -> str:
 
 
 def render_why(node: Node, events: Sequence[Raw], now: float) -> str:
-    lines = [f"{node.name}: {node.verdict}", *(_why(node))]
+    warned = any(is_warning(e) for e in events)
+    lines = [f"{node.name}: {node.verdict}", *(_why(node, warned=warned))]
     for q in node.quarantines:
         fields = {
             "verdict": f"{q.verdict} ({q.reason}), {text.age(q.decided_at, now)} ago",
@@ -190,19 +191,29 @@ _WHERE_JOBS_ARE = {
 """By the state of a quarantine, the strictest first; other states explain themselves."""
 
 
-def _why(node: Node) -> list[str]:
+def is_warning(event: Raw) -> bool:
+    """Whether Everstep warned of something. An operator that only observes writes no quarantine."""
+    source = (event.get("source") or {}).get("component") or event.get("reportingComponent")
+    return event.get("type") == "Warning" and source == "everstep-operator"
+
+
+def _why(node: Node, *, warned: bool = False) -> list[str]:
     if node.quarantines:
         return [
             f"  {told}"
             for state, told in _WHERE_JOBS_ARE.items()
             if any(q.state == state for q in node.quarantines)
         ][:1]
+    known = "Everstep has nothing against it"
+    cordoned = f"somebody else cordoned it: kubectl uncordon {node.name}"
+    if warned:
+        known = "Everstep has warned of it, see the Events below, but no NodeQuarantine names it"
+        cordoned = "somebody else cordoned it"
     explained = {
         "Absent": "  There is no such node.",
-        "NotReady": "  Everstep has nothing against it; its kubelet does not report to the API server.",
-        "CordonedByOthers": "  Everstep has nothing against it; somebody else cordoned it: "
-        f"kubectl uncordon {node.name}",
-        "InUse": "  Everstep has nothing against it.",
+        "NotReady": f"  {known}; its kubelet does not report to the API server.",
+        "CordonedByOthers": f"  {known}; {cordoned}",
+        "InUse": f"  {known}.",
     }
     lines = [explained[node.verdict]]
     if node.allocatable < node.gpus:

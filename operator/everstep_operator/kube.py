@@ -257,7 +257,7 @@ class Kube:
         try:
             answer = await self._request(method, path, body, query or {}, content)
         except KubeError as error:
-            self._count(method, type(error).__name__)
+            self._count(method, _outcome(method, path, error))
             raise
         self._count(method, "Done")
         return answer
@@ -324,6 +324,16 @@ class Kube:
 
     def _count(self, verb: str, outcome: str) -> None:
         self.calls[verb, outcome] = self.calls.get((verb, outcome), 0) + 1
+
+
+def _outcome(method: str, path: str, error: KubeError) -> str:
+    """A refused pod is most often a user's quota or template: it is reported at the job, and does
+    not count as a write that Everstep may not do.
+    """
+    refused = isinstance(error, Denied | Invalid)
+    if refused and method == "POST" and path.endswith("/pods"):
+        return "PodRefused"
+    return type(error).__name__
 
 
 def _describe_silence(limit: float) -> str:

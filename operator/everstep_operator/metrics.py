@@ -100,8 +100,6 @@ class _Jobs(Collector):
 
     def __init__(self, world: World, leads: Callable[[], bool]) -> None:
         self._world, self._leads = world, leads
-        self._restarts: dict[tuple[str, str, str, str], int] = {}
-        """(namespace, job, UID, cause) → the highest count seen."""
 
     def collect(self) -> Iterator[Any]:
         if self._leads():
@@ -121,28 +119,20 @@ class _Jobs(Collector):
             state.add_metric((*labels, status.get("state", "New")), 1)
             for name, value in _values(status):
                 figures[name].add_metric(labels, value)
-        self._count_restarts()
-        for (namespace, name, _, cause), count in sorted(self._restarts.items()):
-            restarts.add_metric((namespace, name, cause), count)
+            for cause, count in _count_restarts(status).items():
+                restarts.add_metric((*labels, cause), count)
         yield state
         yield restarts
         yield from figures.values()
 
-    def _count_restarts(self) -> None:
-        """Keep the highest counts, because a counter must not decrease: a restart that is later
-        attributed to another cause counts under both here.
-        """
-        before, self._restarts = self._restarts, {}
-        known: dict[tuple[str, ...], list[str]] = {}
-        for namespace, name, uid, cause in before:
-            known.setdefault((namespace, name, uid), []).append(cause)
-        for job in self._world.jobs:
-            metadata, status = job["metadata"], job.get("status") or {}
-            place = metadata["namespace"], metadata["name"], metadata["uid"]
-            counted = (status.get("restarts") or {}).get("byCause") or {}
-            for cause in {*counted, *known.get(place, ())}:
-                key = (*place, cause)
-                self._restarts[key] = max(int(counted.get(cause, 0)), before.get(key, 0))
+
+def _count_restarts(status: dict[str, Any]) -> dict[str, int]:
+    """Cause → restarts. A counter must not decrease, so a restart that was later attributed to
+    another cause counts under both.
+    """
+    restarts = status.get("restarts") or {}
+    now, moved = restarts.get("byCause") or {}, restarts.get("movedByCause") or {}
+    return {c: int(now.get(c, 0)) + int(moved.get(c, 0)) for c in sorted({*now, *moved})}
 
 
 _FIGURES = (

@@ -89,6 +89,10 @@ class Restarts(ApiModel):
         description="Interruptions by cause. One fault counts once, under the cause that explains it best: "
         "a rank that its GPU killed moves from WorkerDied to NodeGone once the node is judged.",
     )
+    moved_by_cause: dict[str, int] = Field(
+        default_factory=dict,
+        description="Interruptions that were counted under this cause and then moved to another one.",
+    )
     recent: list[RecentRestarts] = Field(
         default_factory=list,
         max_length=2048,

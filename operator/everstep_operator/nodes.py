@@ -5,8 +5,8 @@ answered evidence, and the GPUs that the node should have. An unreadable annotat
 absent.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from everstep_contract import codec, names
@@ -56,6 +56,9 @@ class NodeFacts:
     version: str
     """resourceVersion that was read."""
     machine: str
+    """The hardware's UUID. A machine that is installed anew keeps it, and its faults."""
+    machine_id: str = ""
+    """Content of /etc/machine-id, by which earlier versions of Everstep named the machine."""
     boot: str
     gpus: int = 0
     """Capacity."""
@@ -68,6 +71,10 @@ class NodeFacts:
     answered: tuple[Evidence, ...] = ()
     expected: tuple[str, ...] = ()
     """UUIDs that this machine should have; another machine's are not used."""
+
+    def is_machine(self, named: str) -> bool:
+        """Whether this is the machine that was recorded under this name; "": any."""
+        return named in ("", self.machine) or named == self.machine_id
 
     @property
     def tainted(self) -> bool:
@@ -83,26 +90,51 @@ def to_facts(node: Object) -> NodeFacts:
     metadata, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
     annotations = metadata.get("annotations") or {}
     system = status.get("nodeInfo") or {}
-    machine = system.get("machineID") or system.get("systemUUID") or str(metadata.get("uid", ""))
+    machine_id = str(system.get("machineID") or "")
+    machine = system.get("systemUUID") or machine_id or str(metadata.get("uid", ""))
     expected = _read(ExpectedGpus, annotations.get(names.ANNOTATION_EXPECTED_GPUS))
     answered = _read(Answered, annotations.get(names.ANNOTATION_ANSWERED))
     mark = _read(Mark, annotations.get(names.ANNOTATION_CORDONED))
-    ours = mark is not None and mark.machine in ("", machine)
-    return NodeFacts(
+    facts = NodeFacts(
         name=metadata["name"],
         uid=str(metadata.get("uid", "")),
         version=str(metadata.get("resourceVersion", "")),
         machine=machine,
+        machine_id=machine_id,
         boot=str(system.get("bootID", "")),
         gpus=_count(status.get("capacity")),
         allocatable=_count(status.get("allocatable")),
         unschedulable=bool(spec.get("unschedulable", False)),
         taints=tuple(spec.get("taints") or ()),
-        mark=mark if ours else None,
-        stale=None if ours else mark,
-        answered=answered.evidence if answered else (),
-        expected=expected.uuids if expected and expected.machine == machine else (),
     )
+    ours = mark is not None and facts.is_machine(mark.machine)
+    own = expected is not None and bool(expected.machine) and facts.is_machine(expected.machine)
+    return replace(
+        facts,
+        mark=replace(mark, evidence=rename(mark.evidence, facts)) if mark and ours else None,
+        stale=None if ours else mark,
+        answered=rename(answered.evidence, facts) if answered else (),
+        expected=expected.uuids if expected and own else (),
+    )
+
+
+def rename(evidence: Iterable[Evidence], node: NodeFacts) -> tuple[Evidence, ...]:
+    """The evidence, with the present name of the machine where an earlier version recorded another."""
+    return tuple(
+        replace(one, machine=node.machine)
+        if one.machine and one.machine == node.machine_id
+        else one
+        for one in evidence
+    )
+
+
+def choose_expected(expected: Collection[str], present: Collection[str]) -> set[str]:
+    """The GPUs that a node should have after a page that shows these. A GPU that was never seen
+    before replaces one that is absent: it was swapped.
+    """
+    new = set(present) - set(expected)
+    absent = sorted(set(expected) - set(present))
+    return {*present, *absent[len(new) :]}
 
 
 def write(value: Mark | ExpectedGpus | Answered) -> str:

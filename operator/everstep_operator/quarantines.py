@@ -1,7 +1,7 @@
 """A NodeQuarantine object as a value, and the bodies to write."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from everstep_contract import names
@@ -12,7 +12,7 @@ from everstep_operator.evidence import (
     from_rfc3339,
     to_rfc3339,
 )
-from everstep_operator.nodes import Mark, NodeFacts
+from everstep_operator.nodes import Mark, NodeFacts, rename
 from everstep_operator.values import ALL_PODS, GonePods, NodeState
 
 Object = Mapping[str, Any]
@@ -88,6 +88,16 @@ def _spared_by(one: GonePods, other: GonePods) -> frozenset[str]:
     return frozenset(name for name in names_ if not one.includes(name))
 
 
+def rename_evidence(
+    quarantines: Iterable[Quarantine], nodes: Mapping[str, NodeFacts]
+) -> tuple[Quarantine, ...]:
+    """The quarantines, with each machine under its present name (`nodes.rename`)."""
+    return tuple(
+        replace(q, evidence=rename(q.evidence, nodes[q.node])) if q.node in nodes else q
+        for q in quarantines
+    )
+
+
 def choose_standing(
     nodes: Mapping[str, NodeFacts], quarantines: Iterable[Quarantine]
 ) -> dict[str, Quarantine]:
@@ -121,7 +131,7 @@ def from_mark(node: NodeFacts, mark: Mark) -> Quarantine:
 
 def binds(quarantine: Quarantine, node: NodeFacts | None) -> bool:
     """Whether the node is still the machine for which the quarantine was written."""
-    return node is not None and quarantine.machine in ("", node.machine)
+    return node is not None and node.is_machine(quarantine.machine)
 
 
 class QuarantineError(ValueError):

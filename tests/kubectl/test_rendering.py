@@ -162,6 +162,19 @@ def test_a_node_that_others_cordoned_is_not_ours() -> None:
     assert not nodes.is_marked(raw)
 
 
+def test_a_node_that_an_observing_operator_warned_of_is_not_called_sound() -> None:
+    raw = next(n for n in recordings.nodes() if n["metadata"]["name"] == "node-3")
+    raw["spec"]["unschedulable"] = True
+    (node,) = nodes.build_nodes([raw])
+    event = {
+        "type": "Warning", "reason": "GpuFatalXid", "message": "node node-3: GPU 0 reports XID 79",
+        "source": {"component": "everstep-operator"}, "lastTimestamp": "2026-01-01T00:00:00Z",
+    }  # fmt: skip
+    shown = nodes.render_why(node, [event], NOW)
+    assert "Everstep has warned of it" in shown
+    assert "uncordon" not in shown
+
+
 def test_a_quarantine_whose_node_is_gone_is_still_shown() -> None:
     (node,) = nodes.build_nodes(recordings.quarantines())
     assert node.verdict == "Absent"

@@ -106,6 +106,30 @@ async def test_room_in_the_budget_admits_who_waited_if_it_is_still_at_fault() ->
     assert "QuarantineAdmitted" in fleet.cluster.reasons()
 
 
+async def test_a_new_leader_admits_who_waited_although_the_exporter_shows_another_fault_now() -> (
+    None
+):
+    """To raise the budget is the documented remedy, and it restarts the operator."""
+    fleet = a_fleet(budget=1).break_("node-1").break_("node-2", at=START + 0.5)
+    await fleet.settle()
+    fleet.heal("node-2").restart()
+    fleet.policy = Policy(budget=Budget(number=2))
+    await fleet.settle()
+    assert cordoned(fleet) == ["node-1", "node-2"]
+
+
+async def test_a_new_leader_admits_nobody_whose_evidence_ended_with_the_boot() -> None:
+    fleet = a_fleet(budget=2).break_("node-1").break_("node-2", at=START + 0.5)
+    fleet.policy = Policy(budget=Budget(number=1))
+    await fleet.settle()
+    waiting = next(q for q in fleet.cluster.quarantines() if not q.cordon)
+    reboot = {"status": {"nodeInfo": {"bootID": "boot-2"}}}
+    fleet.heal("node-2").restart().cluster.change_node(waiting.node, reboot)
+    fleet.policy = Policy(budget=Budget(number=2))
+    await fleet.settle()
+    assert cordoned(fleet) == ["node-1"], "its evidence ended with the boot"
+
+
 async def test_who_waited_and_was_healed_is_not_cordoned_afterwards() -> None:
     fleet = a_fleet(budget=1).break_("node-1").break_("node-2", at=START + 0.5)
     await fleet.settle()
@@ -307,6 +331,15 @@ async def test_gpus_that_a_node_shows_are_written_down_once() -> None:
     assert fleet.cluster.writes == ["patch nodes node-1"]
 
 
+async def test_a_gpu_that_was_swapped_takes_the_place_of_the_old_one() -> None:
+    fleet = a_fleet()
+    fleet.gpus = {"node-1": frozenset({"GPU-b", "GPU-a"})}
+    await fleet.settle()
+    fleet.gpus = {"node-1": frozenset({"GPU-b", "GPU-c"})}
+    await fleet.settle()
+    assert fleet.cluster.nodes()["node-1"].expected == ("GPU-b", "GPU-c")
+
+
 async def test_a_quarantine_written_by_hand_quarantines_its_node() -> None:
     fleet = a_fleet()
     spec = {
@@ -373,3 +406,30 @@ async def test_a_node_object_that_another_machine_took_over_is_released() -> Non
     assert fleet.cluster.quarantines()[0].state == "NodeReplaced"
     await fleet.break_("node-1", at=fleet.now).settle()
     assert cordoned(fleet) == ["node-1"], "the new machine has a fault of its own"
+
+
+async def test_a_machine_that_is_installed_anew_stays_in_quarantine() -> None:
+    """A diskless node gets a new /etc/machine-id at each boot; its hardware keeps its UUID and its fault."""
+    fleet = a_fleet()
+    fleet.cluster.change_node("node-1", {"status": {"nodeInfo": {"systemUUID": "board-1"}}})
+    await fleet.break_("node-1").settle()
+    info = {"machineID": "new", "bootID": "boot-2"}
+    fleet.heal("node-1").cluster.change_node("node-1", {"status": {"nodeInfo": info}})
+    await fleet.settle()
+    assert cordoned(fleet) == ["node-1"]
+    assert fleet.cluster.quarantines()[0].state == "Quarantined"
+
+
+async def test_what_an_earlier_version_recorded_by_machine_id_stays_in_force() -> None:
+    fleet = await a_quarantined_node()
+    fleet.gpus = {"node-1": frozenset({"GPU-a"})}
+    await fleet.settle()
+    fleet.cluster.change_node("node-1", {"status": {"nodeInfo": {"systemUUID": "board-1"}}})
+    fleet.cluster.writes.clear()
+    await fleet.restart().settle()
+    assert cordoned(fleet) == ["node-1"]
+    assert fleet.cluster.nodes()["node-1"].expected == ("GPU-a",)
+    assert not [text for text in fleet.cluster.writes if "quarantine" in text], "nothing is new"
+    await fleet.delete()
+    await fleet.settle()
+    assert cordoned(fleet) == [], "the answered evidence is known under its former name, too"

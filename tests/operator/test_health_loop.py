@@ -108,8 +108,24 @@ async def test_an_api_server_that_refuses_every_other_list_hides_no_exporter(
     for _ in range(5):
         with contextlib.suppress(kube.KubeError):
             await rig.loop.scrape_once()
-    assert exporters.watched == 1
+    assert exporters.count_watched(rig.loop._roster.now) == 1
     assert rig.exporter.asked == 1
+
+
+async def test_known_exporters_are_read_while_the_api_server_does_not_answer(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault that a later one overwrites in the meantime would never be seen."""
+    await rig.rounds(1)
+    exporters, asked = rig.loop._exporters, rig.exporter.asked
+
+    async def refuse(*_: Any, **__: Any) -> Any:
+        raise kube.Transient(503, "ServiceUnavailable", "no leader")
+
+    monkeypatch.setattr(type(exporters._port), "list", refuse)
+    exporters.list_anew()
+    await rig.loop.scrape_once()
+    assert rig.exporter.asked == asked + 1
 
 
 async def test_a_tenants_exporter_convicts_nobody_and_hides_nothing(rig: Rig) -> None:

@@ -180,3 +180,11 @@ def test_what_is_not_plain_is_left_to_the_official_parser(text: str, value: floa
 def test_a_line_that_the_library_fails_on_costs_only_itself(odd: bytes) -> None:
     found = parse.parse_page((PAGES / "healthy.txt").read_bytes() + odd, METRICS)
     assert len(found.gpus) >= 2
+
+
+def test_a_page_of_other_metrics_is_no_page_without_gpus() -> None:
+    """Else an exporter with another list of metrics would turn every GPU of its node into a lost one."""
+    utilisation = line("DCGM_FI_DEV_GPU_UTIL", "3") + line("DCGM_FI_PROF_SM_ACTIVE", "0.5")
+    with pytest.raises(parse.PageError, match="none of the metrics that Everstep reads") as caught:
+        parse.parse_page(utilisation, METRICS)
+    assert not caught.value.empty

@@ -116,6 +116,25 @@ def test_a_gpu_missing_once_or_twice_is_suspect_and_at_three_pages_gone() -> Non
     ]
 
 
+def test_one_sample_that_an_exporter_serves_many_times_counts_once() -> None:
+    """A scrape interval of 5 s meets an exporter that collects every 30 s."""
+    history = History().scrape(HEALTHY, LOST).scrape(*[LOST] * 5, moving=False)
+    assert history.states() == ["suspect"]
+    assert history.scrape(LOST, LOST).states() == ["gone"]
+
+
+def test_a_gpu_that_was_swapped_is_not_missing() -> None:
+    history = History(facts=a_node(expected=(A, B))).scrape(HEALTHY).rebooted()
+    swapped = a_page(a_gpu("GPU-2a"), a_gpu(B))
+    assert history.scrape(*[swapped] * 4).states() == []
+    assert history.scrape(*[a_page(a_gpu(B))] * 3).states() == ["gone"], "the new one is expected"
+
+
+def test_of_two_absent_gpus_one_new_gpu_replaces_only_one() -> None:
+    history = History(facts=a_node(expected=(A, B))).scrape(HEALTHY).rebooted()
+    assert history.scrape(*[a_page(a_gpu("GPU-2a"))] * 3).states() == ["gone"]
+
+
 def test_the_suspicion_and_the_verdict_are_the_same_incident() -> None:
     history = History().scrape(HEALTHY, LOST)
     suspected = build_incident(history.evidence())
@@ -158,6 +177,14 @@ def test_empty_pages_are_silence_as_long_as_the_node_offers_its_gpus() -> None:
 def test_empty_pages_of_a_node_that_offers_no_gpu_any_more_mean_gone() -> None:
     history = History(facts=a_node(allocatable=0))
     assert history.scrape(HEALTHY, *[a_failure(FailureKind.EMPTY)] * 3).states() == ["gone", "gone"]
+
+
+def test_one_empty_page_after_other_failures_convicts_nobody() -> None:
+    """So it is while the GPU Operator replaces the exporter and the device plugin of a node."""
+    history = History(facts=a_node(allocatable=0)).scrape(HEALTHY, *[a_failure()] * 5)
+    empty = a_failure(FailureKind.EMPTY)
+    assert history.scrape(empty, empty).states() == []
+    assert history.scrape(empty).states() == ["gone", "gone"]
 
 
 def test_the_same_without_a_good_page_because_the_operator_is_new() -> None:

@@ -331,21 +331,26 @@ def test_the_job_s_own_count_along_the_log_is_not_added_to_ours() -> None:
 # --- the metric -------------------------------------------------------------------------------------------
 
 
-def test_the_counter_for_prometheus_never_falls_and_begins_anew_with_another_job() -> None:
+def render(status: JobStatus) -> dict[str, int]:
+    """Cause → what an operator that has just started exports."""
     world = World()
-    metrics = Metrics((), world, lambda: True, observe_only=False)
+    document = {"restarts": status.restarts.model_dump(by_alias=True)} if status.restarts else {}
+    metadata = {"namespace": "team", "name": "lm", "uid": "u1", "resourceVersion": "1"}
+    world.jobs.put({"metadata": metadata, "status": document})
+    text = Metrics((), world, lambda: True, observe_only=False).render().decode().splitlines()
+    found = [line for line in text if line.startswith("everstep_job_restarts_total{")]
+    return {line.split('"')[1]: int(float(line.split()[-1])) for line in found}
 
-    def render(uid: str, version: int, **causes: int) -> dict[str, int]:
-        status = {"restarts": {"byCause": causes}}
-        metadata = {"namespace": "team", "name": "lm", "uid": uid, "resourceVersion": str(version)}
-        world.jobs.put({"metadata": metadata, "status": status})
-        text = metrics.render().decode().splitlines()
-        found = [line for line in text if line.startswith("everstep_job_restarts_total{")]
-        return {line.split('"')[1]: int(float(line.split()[-1])) for line in found}
 
-    assert render("u1", 1, WorkerDied=3) == {"WorkerDied": 3}
-    assert render("u1", 2, WorkerDied=2, NodeGone=1) == {"NodeGone": 1, "WorkerDied": 3}
-    assert render("u2", 3, NodeGone=1) == {"NodeGone": 1}
+def test_the_counter_for_prometheus_never_falls_not_even_when_the_operator_restarts() -> None:
+    """Prometheus would take a fall for a reset, and count all restarts of that cause once more."""
+    died = again(an_observation(seen=a_seen(incidents=(mended(),))), NOW)
+    assert render(died.job.status) == {"WorkerDied": 1}
+    convicted = replace(died, verdicts={"node-1": a_verdict("node-1", NodeState.GONE)})
+    moved = again(convicted, NOW + 30)
+    assert restarts(moved.job.status) == {"NodeGone": 1}
+    assert render(moved.job.status) == {"NodeGone": 1, "WorkerDied": 1}
+    assert render(plan(moved, NOW + 31).status) == {"NodeGone": 1, "WorkerDied": 1}
 
 
 @pytest.mark.parametrize(("leads", "shown"), [(True, ["everstep_silent_nodes 2.0"]), (False, [])])

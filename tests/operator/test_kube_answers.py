@@ -42,6 +42,16 @@ async def port(answers: list[web.Response], tmp_path: Path) -> AsyncIterator[Kub
     await found.close()
 
 
+@pytest.mark.parametrize(("kind", "counted"), [(kube.PODS, "PodRefused"), (kube.EVENTS, "Denied")])
+async def test_a_refused_pod_does_not_count_as_a_right_that_is_missing(
+    answers: list[web.Response], port: Kube, kind: kube.Kind, counted: str
+) -> None:
+    answers.append(web.json_response({"kind": "Status", "reason": "Forbidden"}, status=403))
+    with pytest.raises(kube.Denied):
+        await port.create(kind, {"metadata": {"name": "x"}}, "team")
+    assert port.calls == {("POST", counted): 1}
+
+
 @pytest.mark.parametrize("text", ['{"items": [{"metadata": {"na', "<html>502</html>", ""])
 async def test_an_answer_that_is_cut_or_no_json_is_transient_and_shown(
     answers: list[web.Response], port: Kube, text: str

@@ -161,7 +161,7 @@ async def test_a_recovery_does_not_queue_behind_status_writes() -> None:
     await asyncio.sleep(0)
     began = time.monotonic()
     await bucket.take(Lane.RECOVERY)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 60, "a queue would take 1,000 s"
     waiting.cancel()
 
 

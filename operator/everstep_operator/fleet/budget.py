@@ -46,16 +46,14 @@ def count_room(roster: Roster, standing: Mapping[str, Quarantine], budget: Budge
     return budget.limit(roster.gpu_nodes) - held
 
 
-def choose_admitted(
-    candidates: Iterable[Finding], room: int, before: frozenset[str]
-) -> frozenset[str]:
+def choose_admitted(candidates: Iterable[str], room: int, before: frozenset[str]) -> frozenset[str]:
     """Choose the nodes that the budget admits; `candidates` are in order of urgency.
 
     A node that was admitted before stays admitted: a job that has started to leave it must not be
     called back because another node is worse.
     """
-    ordered = sorted(candidates, key=lambda finding: finding.node not in before)
-    return frozenset(finding.node for finding in ordered[: max(0, room)])
+    ordered = sorted(candidates, key=lambda node: node not in before)
+    return frozenset(ordered[: max(0, room)])
 
 
 def by_urgency(findings: Iterable[Finding], nodes: Mapping[str, NodeFacts]) -> tuple[Finding, ...]:

@@ -32,6 +32,8 @@ class FleetMemory:
     """Faulty nodes that the cordon budget admits although no NodeQuarantine says so (yet): see
     `budget`.
     """
+    convicted: frozenset[str] = frozenset()
+    """Nodes that this process has found at fault at some time."""
     refused: Mapping[ActionKey, float] = field(default_factory=lambda: MappingProxyType({}))
     """Actions that the API server refused → until when they are not tried again."""
 

@@ -44,7 +44,8 @@ class NodeQuarantineSpec(ApiModel):
 
     node_name: str = Field(min_length=1, max_length=253, description="the node")
     machine: str = Field(
-        "", description="machine id of the node; another machine of the same name is not affected"
+        "",
+        description="the hardware's UUID (systemUUID of the node); another machine of the same name is not affected",
     )
     incident: str = Field(
         max_length=63, description="id of the incident in Events, log lines and job status"

@@ -7,7 +7,6 @@ written, because a node must not be harder to release than to quarantine.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from everstep_operator.evidence import Finding, build_message, choose_reason
 from everstep_operator.fleet.actions import Tell
@@ -19,7 +18,7 @@ from everstep_operator.fleet.plan import (
     plan_releases,
     report_silences,
 )
-from everstep_operator.fleet.view import View, build_view
+from everstep_operator.fleet.view import View, build_view, note_convicted
 from everstep_operator.roster import list_marks
 
 REASON_STANDING = "QuarantineMarkStands"
@@ -30,7 +29,7 @@ def plan_observing(observed: Observed, memory: FleetMemory, policy: Policy, now:
     if observed.quarantines is None:
         return build_unreadable(observed, memory, policy)
     view = build_view(observed, memory, policy, now)
-    kept = replace(view.losses.memory, admitted=view.admitted)
+    kept = note_convicted(view.losses.memory, view)
     open_ = set(kept.absent_since) & set(kept.alive) - kept.lost.keys()
     return Plan(
         actions=(

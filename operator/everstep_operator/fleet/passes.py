@@ -15,7 +15,13 @@ from everstep_operator.fleet.observing import plan_observing
 from everstep_operator.fleet.plan import Plan, plan
 from everstep_operator.kube import Kube
 from everstep_operator.logs import OnChange
-from everstep_operator.quarantines import Quarantine, QuarantineError, build_object, to_quarantine
+from everstep_operator.quarantines import (
+    Quarantine,
+    QuarantineError,
+    build_object,
+    rename_evidence,
+    to_quarantine,
+)
 from everstep_operator.roster import Roster
 
 QUARANTINE_CRD = f"{names.QUARANTINE_PLURAL}.{names.GROUP}"
@@ -64,7 +70,7 @@ class FleetPasses:
             definition = await self._look_at_definition()
         return Observed(
             roster=roster,
-            quarantines=listed,
+            quarantines=None if listed is None else rename_evidence(listed, roster.nodes),
             unreadable=unreadable,
             unread=unread,
             definition=definition,

@@ -37,8 +37,8 @@ from everstep_operator.fleet.actions import (
 from everstep_operator.fleet.memory import FleetMemory
 from everstep_operator.fleet.observed import Observed, Policy
 from everstep_operator.fleet.statuses import build_status, describe_put_back
-from everstep_operator.fleet.view import View, admit_unlisted, build_view
-from everstep_operator.nodes import NodeFacts
+from everstep_operator.fleet.view import View, admit_unlisted, build_view, note_convicted
+from everstep_operator.nodes import NodeFacts, choose_expected
 from everstep_operator.quarantines import (
     EVIDENCE_LIMIT,
     REASON_RESTORED,
@@ -67,7 +67,7 @@ def plan(observed: Observed, memory: FleetMemory, policy: Policy, now: float) ->
         return build_unreadable(observed, memory, policy)
     view = build_view(observed, memory, policy, now)
     wake_after = policy.settle_seconds if view.losses.waiting else None
-    kept = replace(view.losses.memory, admitted=view.admitted)
+    kept = note_convicted(view.losses.memory, view)
     counted = tuple(a for a in _plan_counting(view) if memory.may_try(a, now))
     if counted:
         return Plan(actions=counted, memory=kept, wake_after=wake_after)
@@ -89,7 +89,8 @@ def _plan_counting(view: View) -> Iterator[Action]:
         held = view.standing.get(node.name)
         if held is None and not view.is_waiting(node):
             yield _create(node, finding, view)
-        elif held is not None and node.name in view.admitted:
+    for node_name, held in view.standing.items():
+        if not held.cordon and node_name in view.admitted:
             yield PatchSpec(
                 quarantine=replace(held, cordon=True),
                 reason=REASON_ADMITTED,
@@ -271,7 +272,7 @@ def _plan_expectations(view: View) -> Iterator[PatchNode]:
         finding, node = view.observed.findings.of(name), view.observed.nodes.get(name)
         if node is None or not finding.present - set(node.expected):
             continue
-        body = marks.build_expectation(node, finding.present | set(node.expected))
+        body = marks.build_expectation(node, choose_expected(node.expected, finding.present))
         yield PatchNode(node=node, body=body)
 
 

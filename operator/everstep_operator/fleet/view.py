@@ -1,9 +1,9 @@
 """Values derived from the input of a fleet pass."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from everstep_operator.evidence import Finding
+from everstep_operator.evidence import Finding, still_applies
 from everstep_operator.fleet.budget import by_urgency, choose_admitted, count_room
 from everstep_operator.fleet.memory import FleetMemory
 from everstep_operator.fleet.observed import Observed, Policy
@@ -66,9 +66,35 @@ def _admit(
         node, held = observed.nodes[finding.node], standing.get(finding.node)
         decided = held.cordon if held is not None else node.mark is not None
         if not decided and node.name not in waiting:
-            candidates.append(finding)
+            candidates.append(node.name)
+    candidates += _list_forgotten(observed, standing, memory)
     room = count_room(observed.roster, standing, policy.budget)
     return choose_admitted(candidates, room, memory.admitted)
+
+
+def _list_forgotten(
+    observed: Observed, standing: Mapping[str, Quarantine], memory: FleetMemory
+) -> list[str]:
+    """Nodes with a quarantine beyond the budget that this process has never found at fault itself:
+    a former one did, and the exporter may show another fault by now. Oldest first.
+    """
+    known = {finding.node for finding in _list_convicted(observed)} | memory.convicted
+    found = [
+        held
+        for name, held in standing.items()
+        if not held.cordon and name not in known and _still_stands(held, observed.nodes[name])
+    ]
+    return [held.node for held in sorted(found, key=lambda q: (q.decided_at, q.name))]
+
+
+def _still_stands(held: Quarantine, node: NodeFacts) -> bool:
+    return any(still_applies(one, machine=node.machine, boot=node.boot) for one in held.evidence)
+
+
+def note_convicted(memory: FleetMemory, view: View) -> FleetMemory:
+    """The memory after a pass with this view."""
+    convicted = memory.convicted | {finding.node for finding in view.convicted}
+    return replace(memory, admitted=view.admitted, convicted=convicted)
 
 
 def _list_convicted(observed: Observed) -> tuple[Finding, ...]:

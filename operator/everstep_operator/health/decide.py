@@ -114,7 +114,7 @@ def _all_missing(memory: NodeMemory, facts: NodeFacts, limits: Limits) -> Iterat
     """
     if memory.failure is None or memory.failure.kind is not FailureKind.EMPTY:
         return
-    if not facts.gpus or facts.allocatable or memory.failures < limits.missing_scrapes:
+    if not facts.gpus or facts.allocatable or memory.empty < limits.missing_scrapes:
         return
     onset = Onset(at=memory.failing_since, appeared=memory.last_good is not None)
     expected = {uuid: GpuMemory() for uuid in facts.expected}  # this process may have seen no page

@@ -41,9 +41,10 @@ class Exporters:
         self._began = 0.0
         """When the first of them was made."""
 
-    @property
-    def watched(self) -> int:
-        return len(self._targets.by_node)
+    def count_watched(self, roster: Roster) -> int:
+        """How many GPU nodes have an exporter."""
+        named = (roster.nodes.get(name) for name in self._targets.by_node)
+        return sum(node is not None and node.has_gpus for node in named)
 
     async def close(self) -> None:
         await self._scraper.close()
@@ -51,9 +52,15 @@ class Exporters:
     async def read(self, roster: Roster, known: Iterable[str]) -> list[Scrape]:
         """Scrape each exporter once; add a failure for each `known` node that has none.
 
-        Raises `kube.KubeError`.
+        Raises `kube.KubeError` if no exporter is known.
         """
-        await self._find(roster)
+        try:
+            await self._find(roster)
+        except kube.KubeError as error:
+            if not self._targets.by_node:
+                raise
+            said = f"the exporter pods cannot be listed, the known ones are read: {error.message}"
+            self._said.say("exporters", said)
         scrapes = await self._scraper.scrape_all(self._targets.by_node.values())
         scrapes += build_failures(self._targets, known, self._clock())
         if any(isinstance(scrape.outcome, ScrapeFailure) for scrape in scrapes):

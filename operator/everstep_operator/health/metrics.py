@@ -23,7 +23,7 @@ class HealthMetrics:
             "everstep_fleet_pass_seconds", "Duration of a fleet pass", registry=self.registry
         )
         self._watched = Gauge(
-            "everstep_gpu_nodes_watched", "Nodes with an exporter", registry=self.registry
+            "everstep_gpu_nodes_watched", "GPU nodes with an exporter", registry=self.registry
         )
         self._gpu_nodes = Gauge("everstep_gpu_nodes", "Nodes with GPUs", registry=self.registry)
         self._budget = Gauge(

@@ -36,6 +36,7 @@ _PLAIN_LINE = re.compile(
 )
 _PAIR = re.compile(r'(\w+)="([^"]*)"')
 _CODE = re.compile(r"[0-9]{1,9}")
+_UUID = re.compile(rb'\b(UUID|uuid)="[^"]')
 
 
 class PageError(ValueError):
@@ -88,6 +89,10 @@ def parse_page(body: bytes, metrics: Metrics) -> Page:
         if uuid:
             hostname = hostname or _hostname(sample)
             gpus[uuid] = _add(gpus.get(uuid) or GpuSample(uuid=uuid), sample, metrics)
+    if not gpus and _UUID.search(body):
+        raise PageError(
+            "it shows GPUs, but none of the metrics that Everstep reads: add them to the exporter's list of metrics"
+        )
     return Page(gpus=gpus, hostname=hostname, bad_lines=bad)
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from everstep_operator.evidence import MISSING
-from everstep_operator.health.outcomes import Scrape, ScrapeFailure
+from everstep_operator.health.outcomes import FailureKind, Scrape, ScrapeFailure
 from everstep_operator.health.parse import GpuSample, Page
 from everstep_operator.health.rules.reading import Change, Reading, Values
 from everstep_operator.health.rules.registry import Rule, Rules
-from everstep_operator.nodes import NodeFacts
+from everstep_operator.nodes import NodeFacts, choose_expected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +78,8 @@ class NodeMemory:
     boot: str = ""
     gpus: Mapping[str, GpuMemory] = field(default_factory=lambda: MappingProxyType({}))
     present: frozenset[str] = frozenset()
+    swapped: frozenset[str] = frozenset()
+    """GPUs whose place a new one has taken, whatever the node's annotation still lists."""
     last_good: float | None = None
     """When the newest good page was requested."""
     sampled_after: float | None = None
@@ -90,6 +92,8 @@ class NodeMemory:
     """When a GPU's energy last increased; None: never seen."""
     failures: int = 0
     """Consecutive."""
+    empty: int = 0
+    """Consecutive empty pages."""
     failing_since: float = 0.0
     failure: ScrapeFailure | None = None
 
@@ -138,6 +142,7 @@ def _remember_failure(memory: NodeMemory, scrape: Scrape, failure: ScrapeFailure
     return replace(
         memory,
         failures=memory.failures + 1,
+        empty=memory.empty + 1 if failure.kind is FailureKind.EMPTY else 0,
         failing_since=memory.failing_since if memory.failures else scrape.started,
         failure=failure,
     )
@@ -153,9 +158,12 @@ class _Fold:
     ) -> NodeMemory:
         at = scrape.started
         moved = any(_energy_grew(memory.gpus.get(u), sample) for u, sample in page.gpus.items())
-        uuids = set(facts.expected) | set(memory.gpus) | set(page.gpus)
+        # A page without energy does not show whether it is a new sample.
+        fresh = moved or all(sample.energy is None for sample in page.gpus.values())
+        known = {*facts.expected, *memory.gpus} - memory.swapped
+        uuids = choose_expected(known, page.gpus.keys())
         gpus = {
-            uuid: self._remember_gpu(memory.gpus.get(uuid, GpuMemory()), page.gpus.get(uuid), at)
+            uuid: self._remember_gpu(memory.gpus.get(uuid), page.gpus.get(uuid), at, fresh)
             for uuid in sorted(uuids)
         }
         sampled_after, sampled_steady = _sampled(memory, scrape, page, moved, self.limits)
@@ -163,17 +171,27 @@ class _Fold:
             memory,
             gpus=MappingProxyType(gpus),
             present=frozenset(page.gpus),
+            swapped=(memory.swapped | (known - uuids)) - page.gpus.keys(),
             last_good=at,
             good_steady=scrape.steady,
             sampled_after=sampled_after,
             sampled_steady=sampled_steady,
             energy_moved=at if moved else memory.energy_moved,
             failures=0,
+            empty=0,
             failing_since=0.0,
             failure=None,
         )
 
-    def _remember_gpu(self, gpu: GpuMemory, sample: GpuSample | None, at: float) -> GpuMemory:
+    def _remember_gpu(
+        self, gpu: GpuMemory | None, sample: GpuSample | None, at: float, fresh: bool
+    ) -> GpuMemory:
+        """`fresh`: the page shows a newer sample than the last one. Exporters serve one sample for
+        many requests, and it counts once.
+        """
+        gpu = gpu or GpuMemory()
+        if sample is None and gpu.missing and not fresh:
+            return gpu
         if sample is None:
             since = gpu.missing_since if gpu.missing else at
             return replace(gpu, missing=gpu.missing + 1, missing_since=since)

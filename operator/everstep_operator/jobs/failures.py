@@ -14,7 +14,7 @@ from everstep_operator.jobs.stamps import to_seconds
 
 WRITE_THIS = (
     "write `command: [everstep, run, train.py]` in the container named `trainer` and install "
-    "Everstep in its image (pip install 'everstep[runtime]')"
+    "Everstep's wheel in its image (examples/README.md, section The image)"
 )
 TRIES_WITHOUT_A_CALL = 4
 CALL_SECONDS = 30.0

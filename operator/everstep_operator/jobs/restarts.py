@@ -35,6 +35,7 @@ def charge(
 ) -> tuple[Restarts, list[Incident]]:
     """`attempts`: slot → current attempt. Returns the counters, and the incidents with their charge."""
     causes = dict(old.by_cause) if old else {}
+    left = dict(old.moved_by_cause) if old else {}
     recent = list(old.recent) if old else []
     charged: dict[int, str | None] = {}
     for entries in faults.group_by_fault(incidents):
@@ -44,12 +45,13 @@ def charge(
             continue
         for cause in held:
             causes[cause] = causes.get(cause, 1) - 1
+            left[cause] = left.get(cause, 0) + 1
             recent = budgets.remove_recent(recent, cause)
         causes[wanted] = causes.get(wanted, 0) + 1
         recent = budgets.add_recent(recent, wanted, window_seconds, now)
         charged.update({id(i): None for i in entries} | {id(entries[0]): wanted})
     told = [_with_charge(i, charged) for i in incidents]
-    return _build(causes, recent), told
+    return _build(causes, left, recent), told
 
 
 def _with_charge(incident: Incident, charged: Mapping[int, str | None]) -> Incident:
@@ -58,9 +60,16 @@ def _with_charge(incident: Incident, charged: Mapping[int, str | None]) -> Incid
     return incident.model_copy(update={"charged": charged[id(incident)]})
 
 
-def _build(causes: Mapping[str, int], recent: list[RecentRestarts]) -> Restarts:
+def _build(
+    causes: Mapping[str, int], left: Mapping[str, int], recent: list[RecentRestarts]
+) -> Restarts:
     counted = {cause: n for cause, n in sorted(causes.items()) if n > 0}
-    return Restarts(total=sum(counted.values()), by_cause=counted, recent=recent)
+    return Restarts(
+        total=sum(counted.values()),
+        by_cause=counted,
+        moved_by_cause=dict(sorted(left.items())),
+        recent=recent,
+    )
 
 
 def _choose_cause(entries: Sequence[Incident], attempts: Mapping[int, int]) -> str | None:
