@@ -60,7 +60,7 @@ bench-steady: setup ## What an undisturbed step costs beside the same loop under
 	@$(BIN)/python benchmarks/steady/run.py $(ARGS)
 
 .PHONY: bench-recovery
-bench-recovery: setup ## What a lost rank costs, beside torchrun, torchft and others; table and picture for the README (FULL=1: 7 runs; ARGS='--only everstep')
+bench-recovery: setup ## What a lost rank costs, beside torchrun, torchft and others; table and picture for the README (FULL=1: 7 runs; ARGS='--only "everstep in place"')
 	@$(BIN)/python benchmarks/recovery/run.py $(ARGS)
 
 .PHONY: bench-storm

@@ -169,7 +169,7 @@ def _require_equal(made: Batches, last: Segment) -> None:
 def _refusal(name: str, applied: int, changes: Collection[str]) -> str:
     return (
         f"job.batches, feed {name}: the run cannot continue exactly after step {applied}: "
-        f"{', '.join(changes)}. Put it back as it was, or begin another run. To go on with "
+        f"{', '.join(changes)}. Put it back as it was, or start another run (--run, checkpoint.run). To go on with "
         f'another order on purpose: job.batches(…, on_change="{CONTINUE}"). If a call of '
         'job.batches was added before this one, give that one a name: job.batches(…, name="…")'
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from everstep import state
+from everstep import state, validate
 from everstep.checkpoint_reader import Checkpoint
 from everstep.errors import Misuse, StateError
 from everstep_contract import codec
@@ -76,11 +76,14 @@ def load(uri: str, *, step: int | None = None, only: Iterable[str] = ()) -> Load
 def _check(uri: object, step: object, only: Iterable[str]) -> tuple[str, ...]:
     if not isinstance(uri, (str, os.PathLike)):
         raise Misuse(f"everstep.load({uri!r:.80}): give the address of a run, STORE/NAME")
-    if step is not None and (not isinstance(step, int) or isinstance(step, bool) or step < 0):
-        raise Misuse(f"everstep.load: step is {step!r:.80}; give a whole number, or leave it out")
+    if step is not None:
+        validate.whole("everstep.load: step", step, 0)
     if isinstance(only, str):
         raise Misuse(f"everstep.load: only={only!r} is a text; write only=[{only!r}]")
-    return tuple(only)
+    names = tuple(only) if isinstance(only, Iterable) else (only,)
+    if not all(isinstance(name, str) for name in names):
+        raise Misuse(f"everstep.load: only={only!r:.80}: give a list of names, [] for all objects")
+    return names
 
 
 def _fetch(uri: str, step: int | None, only: tuple[str, ...], folder: str) -> Fetched:

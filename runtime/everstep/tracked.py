@@ -196,12 +196,13 @@ class Tracked:
             if name not in trees:
                 raise StateError(
                     f"track({name}=…): the checkpoint has no {name!r}, it has "
-                    f"{', '.join(sorted(trees))}; track it under its old name, or start a new run"
+                    f"{', '.join(sorted(trees))}; track it under its old name, or start another run "
+                    "(--run, checkpoint.run)"
                 )
             if trees[name]["kind"] != kind:
                 raise StateError(
                     f"track({name}=…): this is of kind {kind}, but under this name the checkpoint has the kind "
-                    f"{trees[name]['kind']}; choose another name, or start a new run"
+                    f"{trees[name]['kind']}; choose another name, or start another run (--run, checkpoint.run)"
                 )
             tree = trees[name]["state"]
             wanted = self._list_wanted(name, tree)
@@ -257,7 +258,7 @@ class Tracked:
         except (RuntimeError, ValueError, KeyError) as error:
             raise StateError(
                 f"{name}: the checkpoint does not fit: {' '.join(str(error).split())} "
-                "Build it as it was when it was saved, or begin another run"
+                "Build it as it was when it was saved, or start another run (--run, checkpoint.run)"
             ) from None
 
     def _by_name(self, name: str, optimizer: Any, own: dict[str, Any]) -> dict[str, Any]:
@@ -277,7 +278,7 @@ class Tracked:
             raise StateError(
                 f"{name}: its parameter groups are not those of the checkpoint"
                 + (f"; they differ in {', '.join(gone[:5])}" if gone else "")
-                + ". Build it as it was when it was saved, or start a new run"
+                + ". Build it as it was when it was saved, or start another run (--run, checkpoint.run)"
             )
         numbers = {n: i for i, n in enumerate(n for group in called for n in group)}
         groups = [

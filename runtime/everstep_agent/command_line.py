@@ -91,11 +91,15 @@ def _add_checkpoints(run: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--store",
         default="everstep-store",
+        type=_text,
         metavar="DIR|URI",
         help="folder or s3://… for checkpoints (default ./everstep-store)",
     )
     group.add_argument(
-        "--run", metavar="NAME", help="name of the run in the store (default: the script's)"
+        "--run",
+        type=_text,
+        metavar="NAME",
+        help="name of the run in the store (default: the script's)",
     )
     group.add_argument(
         "--save-every",
@@ -137,8 +141,8 @@ def _add_recovery(run: argparse.ArgumentParser) -> None:
         type=_natural,
         default=30,
         metavar="S",
-        help="at most so many seconds of training are repeated after a loss that leaves no whole copy of the model: "
-        "saves are kept in memory as often as that needs, 0 for none (default 30)",
+        help="how many seconds of training may be repeated after a loss that leaves no complete copy of the model; "
+        "saves are kept in memory often enough for that. 0: none are kept (default 30)",
     )
     group.add_argument(
         "--drill",
@@ -174,7 +178,7 @@ def _add_guard(run: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--guard-factor",
-        type=float,
+        type=_factor,
         default=10.0,
         metavar="F",
         help="a spike is more than F times the rolling mean, 0 switches the check off (default 10)",
@@ -205,7 +209,9 @@ def _add_readers(commands: Any) -> None:
         description="Copy one checkpoint and its history to a new run; the old run is only read.",
     )
     fork.add_argument("--step", type=_natural, required=True, metavar="N")
-    fork.add_argument("--to", required=True, metavar="RUN", help="the new run's folder or URI")
+    fork.add_argument(
+        "--to", type=_text, required=True, metavar="RUN", help="the new run's folder or URI"
+    )
     fetch = commands.add_parser(
         "fetch",
         help="bring a checkpoint's files to this machine; everstep.load does so",
@@ -215,17 +221,21 @@ def _add_readers(commands: Any) -> None:
         "--step",
         type=_natural,
         metavar="N",
-        help="of the checkpoint (default: the newest readable)",
+        help="step of the checkpoint (default: the newest readable one)",
     )
     fetch.add_argument(
         "--only",
         action="append",
         metavar="NAME",
-        help="of a tracked object, e.g. model; may be repeated (default: all)",
+        help="name of a tracked object, e.g. model; may be repeated (default: all)",
     )
-    fetch.add_argument("--to", required=True, metavar="DIR", help="folder for the files")
+    fetch.add_argument(
+        "--to", type=_text, required=True, metavar="DIR", help="folder for the files"
+    )
     for parser in (verify, listing, fork, fetch):
-        parser.add_argument("run", metavar="RUN", help="folder or URI of the run: STORE/NAME")
+        parser.add_argument(
+            "run", type=_text, metavar="RUN", help="folder or URI of the run: STORE/NAME"
+        )
         parser.add_argument(
             "--json", action="store_true", help="print one line of JSON, for programs"
         )
@@ -246,6 +256,22 @@ def _seconds(text: str) -> float:
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number of seconds, more than 0")
     return number
+
+
+def _factor(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if number != 0 and not 1 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected 0 (off) or a number from 1 on")
+    return number
+
+
+def _text(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty; is a variable of the shell not set?")
+    return text
 
 
 def _modules(text: str) -> str:

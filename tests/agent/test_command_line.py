@@ -1,5 +1,10 @@
 """Options of `everstep` with a wrong value are refused by name, with what to give."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from everstep_agent import command_line
@@ -13,3 +18,69 @@ def test_the_limit_of_a_step_is_a_number_of_seconds(
         command_line.parse(["run", f"--hang-seconds={text}", "train.py"])
     said = capsys.readouterr().err
     assert f"--hang-seconds: '{text}': expected a number of seconds, more than 0" in said
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-1", "0.5", "much"])
+def test_the_factor_of_the_guard_is_off_or_at_least_one(
+    capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    with pytest.raises(SystemExit):
+        command_line.parse(["run", f"--guard-factor={text}", "train.py"])
+    said = capsys.readouterr().err
+    assert f"--guard-factor: '{text}': expected 0 (off) or a number from 1 on" in said
+    assert command_line.parse(["run", "--guard-factor=0", "train.py"]).guard_factor == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["run", "--store", "", "train.py"], "--store"),
+        (["run", "--run", " ", "train.py"], "--run"),
+        (["verify", ""], "RUN"),
+        (["fetch", "--to", "", "store/run"], "--to"),
+        (["fork", "--step", "1", "--to", "", "store/run"], "--to"),
+    ],
+)
+def test_an_empty_text_is_refused_before_it_means_the_current_folder(
+    capsys: pytest.CaptureFixture[str], given: list[str], named: str
+) -> None:
+    with pytest.raises(SystemExit):
+        command_line.parse(given)
+    said = capsys.readouterr().err
+    assert f"argument {named}: it is empty; is a variable of the shell not set?" in said
+
+
+@pytest.mark.parametrize(
+    "shell",
+    [
+        "{python} -m everstep_agent.cli {verify} >&-",
+        "{python} -m everstep_agent.cli {verify} >/dev/full",
+    ],
+)
+def test_an_output_that_cannot_be_written_ends_in_no_traceback(tmp_path: Path, shell: str) -> None:
+    command = shell.format(python=sys.executable, verify=f"verify {tmp_path}/no-run")
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    assert done.returncode != 0
+
+
+def test_help_is_shown_where_not_every_character_can_be() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "everstep_agent.cli", "run", "--help"],
+        capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert rb"MODULE,\u2026" in done.stdout
+
+
+def test_a_script_with_a_name_that_no_run_can_have_is_refused_with_the_option_to_set(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "my train.py").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-m", "everstep_agent.cli", "run", "my train.py"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "checkpoint.run (--run; by default the script's name) 'my train'" in done.stderr
+    assert not (tmp_path / "everstep-store").exists()

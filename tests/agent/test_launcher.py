@@ -212,7 +212,7 @@ async def test_when_an_agent_ends_because_its_script_does_not_start_the_others_s
     await server.open("127.0.0.1", 0)
     agent.address = server.address
     run.launcher._slots[0] = agent  # type: ignore[assignment]
-    assert await asyncio.wait_for(run.launcher._operate(), 5) == 1
+    assert await asyncio.wait_for(run.launcher._operate(), 30) == 1
     assert reports[0].cause is report.Cause.STOPPED
     await server.close()
     run.launcher._memory.remove()

@@ -39,7 +39,8 @@ def joined(term: Term, report: AgentReport) -> AgentReport:
 
 async def hold(term: Term, seconds: float, *slots: int) -> None:
     """Only these members report, and they hold their step."""
-    for _ in range(round(seconds / 0.05)):
+    until = term.now() + seconds
+    while term.now() < until:
         for slot in slots:
             term.take(joined(term, held(slot)))
         await asyncio.sleep(0.05)

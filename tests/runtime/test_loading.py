@@ -133,6 +133,8 @@ def test_what_is_not_there_is_said(run: Path) -> None:
         ({"uri": 3}, "give the address of a run"),
         ({"step": -1}, "give a whole number"),
         ({"only": "model"}, r"write only=\['model'\]"),
+        ({"only": [3]}, "give a list of names"),
+        ({"only": None}, "give a list of names"),
     ],
 )
 def test_misuse_is_refused(arguments: dict[str, Any], words: str) -> None:

@@ -64,6 +64,7 @@ def _show(rows: Sequence[Row], options: argparse.Namespace) -> None:
     if split := table.build_split_table([r for r in rows if r["fault"] == fault]):
         print(f"\n{fault}: the next step in parts, ms\n{split}")
     first, sharded = table.split_by_shard([r for r in shown if r["fault"] == fault])
+    TABLE.parent.mkdir(parents=True, exist_ok=True)
     TABLE.write_text("\n\n".join(table.build_short_table(r) for r in (first, sharded) if r) + "\n")
     if first:
         plot.draw(PICTURE, first)

@@ -34,9 +34,9 @@ async def load_newest(store: ObjectStore) -> Checkpoint:
     commits = [e for e in await log.refresh() if isinstance(e, Commit)]
     assert commits, "the run has no checkpoint"
     manifest = await manifests.fetch_manifest(store, commits[-1])
-    chunks = {
-        c.digest: await restore.fetch_verified(store, c) for c in restore.choose_chunks(manifest)
-    }
+    spans = restore.list_spans(manifest)
+    needed = [c for c in manifest.chunks if c.digest in spans]
+    chunks = {c.digest: await restore.fetch_verified(store, c) for c in needed}
     tensors = {t.name: build_value(t, chunks) for t in manifest.tensors}
     return Checkpoint(step=manifest.step, tensors=tensors, state=manifest.state)
 

@@ -123,7 +123,10 @@ class Launcher:
     def _prepare_store(self) -> None:
         """Create a local store's folder. Raises OSError, which names it, or `BadAddress`."""
         if folder := self._plan.store_folder:
-            os.makedirs(folder, exist_ok=True)
+            try:
+                os.makedirs(folder, exist_ok=True)
+            except FileExistsError:
+                raise OSError(f"--store {folder}: it is a file, not a folder") from None
 
     # --- the operator's part ---------------------------------------------------------------------
 
@@ -410,7 +413,9 @@ class Launcher:
         if found.said:
             self._say(found.said)
         if self._drill is not None and self._drill.rank is None:
-            self._say("drill: the run ended before there was time for one; no rank was killed")
+            self._say(
+                "drill: the run ended before there was time for one; no rank was killed; start it with another --run"
+            )
         return found.status
 
     def _say(self, text: str) -> None:

@@ -34,7 +34,7 @@ class Plan:
     @property
     def store_folder(self) -> str:
         """The folder of a store on this machine; empty: it is elsewhere. Raises `BadAddress`."""
-        address = parse_uri(self.uri)
+        address = parse_uri(self.uri, self.run)
         return address.bucket if address.scheme == "file" else ""
 
     @property

@@ -59,7 +59,7 @@ def parse_uri(uri: str, run: str = "") -> Address:
         expected = ", ".join(f"{s}://" for s in SCHEMES[:-1])
         raise BadAddress(f"checkpoint.uri (--store) {uri!r}: it must begin with one of {expected}")
     if run:
-        check_key(run, "checkpoint.run")
+        check_key(run, "checkpoint.run (--run; by default the script's name)")
     below = unquote(parts.path)
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost") or not below.startswith("/"):
