@@ -4,10 +4,11 @@ verifies them while it copies them.
 
 import contextlib
 import errno
+import itertools
 import mmap
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,8 +43,11 @@ INLINE_BYTES = 2**20
 TRIES = 4
 """How many copies of a chunk are read at most, until one is intact."""
 Bytes = npt.NDArray[np.uint8]
-Mend = Callable[[str, Place], Place]
-"""Called with a chunk's digest and the place where it is damaged; returns the place of another copy."""
+ASKED_AT_ONCE = 8
+"""How many chunks the agent is asked for at the same time; it brings fewer at once."""
+Fetch = Callable[[str, Place | None], Place]
+"""Called with a chunk's digest and the place where it is damaged (None: it has no place yet);
+returns its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +64,19 @@ class Checkpoint:
 
     Args:
         places: path of a `Places` document.
-        mend: called from any thread; None: a damaged chunk is an error.
+        fetch: called from any thread; None: a damaged chunk, or one without a place, is an error.
 
     Raises:
         StateError: a document cannot be read.
     """
 
-    def __init__(self, manifest_path: str, places: str, mend: Mend | None = None) -> None:
+    def __init__(self, manifest_path: str, places: str, fetch: Fetch | None = None) -> None:
         try:
             self.manifest = manifest.decode(Path(manifest_path).read_bytes())
             self._places = dict(codec.loads(Places, Path(places).read_bytes()).chunks)
         except (OSError, ValueError, codec.DecodeError) as error:
             raise StateError(f"cannot read the checkpoint {manifest_path}: {error}") from error
-        self._mend = mend
+        self._fetch = fetch
         self._tensors = {t.name: t for t in self.manifest.tensors}
         self._maps: dict[str, Bytes] = {}
         """Least recently used first."""
@@ -132,6 +136,7 @@ class Checkpoint:
         return self._tensors[name]
 
     def _copy(self, copies: list[_Copy]) -> None:
+        self._bring({c.piece.chunk for c in copies} - self._places.keys())
         threads = min(MOST_THREADS, len(os.sched_getaffinity(0)), len(copies))
         if threads < 2 or sum(c.into.nbytes for c in copies) < INLINE_BYTES:
             for one in copies:
@@ -184,14 +189,26 @@ class Checkpoint:
             name_span(at, len(room))
         )
 
+    def _bring(self, absent: Collection[str]) -> None:
+        """Have the agent bring these chunks here."""
+        if not absent:
+            return
+        if self._fetch is None:
+            raise StateError(f"the chunk {min(absent)} was not fetched")
+        with ThreadPoolExecutor(min(ASKED_AT_ONCE, len(absent))) as pool:
+            ordered = sorted(absent)
+            found = list(pool.map(self._fetch, ordered, itertools.repeat(None)))
+        with self._lock:
+            self._places.update(zip(ordered, found, strict=True))
+
     def _replace(self, digest: str, place: Place) -> None:
         """Find another copy of a chunk that is damaged at `place`."""
         with self._lock:
             if not self._places[digest].is_at(place):
                 return  # another thread has replaced it already
-            if self._mend is None:
+            if self._fetch is None:
                 raise StateError(f"the chunk {digest} in {place.path} is damaged")
-            self._places[digest] = self._mend(digest, place)
+            self._places[digest] = self._fetch(digest, place)
             self._maps.pop(place.path, None)
 
     def _touch(self) -> None:

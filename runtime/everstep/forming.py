@@ -121,7 +121,7 @@ def form(agent: store.Requests, place: Place, setting: str = AUTO) -> Group:
         listener = mesh.offer(keys, place.rank, place.world, _address(place))
         made = reconfigure(keys, place) if way == RECONFIGURE else reinit(keys, place)
         made.keys = keys
-        made.mesh = mesh.connect(keys, place.rank, place.world, listener, FORMING.total_seconds())
+        made.mesh = mesh.connect(keys, place.rank, place.world, listener)
         if made.mesh is not None:
             group.close_in_children(made.mesh.sockets)
         return made
@@ -284,7 +284,7 @@ def form_between(agent: store.Requests, place: Place, own: Unit) -> TorchGroup:
     sums = {over: one for over, one in groups.items() if over is not None}
     made = TorchGroup(place.rank, place.world, sockets, groups[None], sums, own)
     made.keys = stores
-    made.mesh = mesh.connect(keys, place.rank, place.world, listener, FORMING.total_seconds())
+    made.mesh = mesh.connect(keys, place.rank, place.world, listener)
     if made.mesh is not None:
         group.close_in_children(made.mesh.sockets)
     return made

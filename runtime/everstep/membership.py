@@ -91,6 +91,11 @@ class Membership:
         return self._form is not None
 
     @property
+    def why_fixed(self) -> str:
+        """Why this worker cannot enter another epoch; empty: it can."""
+        return "" if self.can_regroup else self._off
+
+    @property
     def group(self) -> Group:
         return self._newest
 

@@ -21,6 +21,10 @@ _HELLO = struct.Struct(f"={_SECRET}sI")
 """The listener's secret, which only the job's ranks can read in the rendezvous store; the caller's rank."""
 _LENGTH = struct.Struct("=I")
 _AT_ONCE = socket.MSG_DONTWAIT
+CONNECT_SECONDS = 8.0
+"""Limit for all ranks to connect, once each of them has formed its groups: only a rank that is lost in
+between misses it. It is short, because the next formation waits for the end of this one.
+"""
 HELLO_SECONDS = 1.0
 """Limit for the first bytes from whoever connects."""
 LOOK_MS = 100
@@ -160,9 +164,7 @@ def offer(keys: Any, rank: int, world: int, address: str | None) -> Listener | N
     return listener
 
 
-def connect(
-    keys: Any, rank: int, world: int, listener: Listener | None, seconds: float
-) -> Mesh | None:
+def connect(keys: Any, rank: int, world: int, listener: Listener | None) -> Mesh | None:
     """Connect to all other ranks. None: a rank has no address, or there are too many
     ranks. Raises `RuntimeError`.
     """
@@ -172,7 +174,7 @@ def connect(
     if not all(entries):
         return None
     try:
-        return listener.connect(rank, entries, seconds)
+        return listener.connect(rank, entries, CONNECT_SECONDS)
     except OSError as error:
         raise RuntimeError(f"the ranks could not connect to each other: {error}") from error
 

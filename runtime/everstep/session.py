@@ -100,7 +100,7 @@ class Session:
         self._device_mesh: DeviceMesh | None = None
         self.device = device.own()
         self.checkpoint = (
-            Checkpoint(start.manifest, start.places or "", self._mend) if start.manifest else None
+            Checkpoint(start.manifest, start.places or "", self._fetch) if start.manifest else None
         )
         self.buffers = Buffers(self.tracked)
         self.applied = start.applied
@@ -190,12 +190,12 @@ class Session:
             if note:
                 self.note(note)
 
-    def _mend(self, digest: str, place: Place) -> Place:
-        """Return the place of another copy of a chunk that is damaged at `place`. If there is none,
-        the agent ends this process.
+    def _fetch(self, digest: str, damaged: Place | None) -> Place:
+        """Return the place of a chunk that was not here, or was damaged at this place. If no sound
+        copy exists anywhere, the agent ends this process.
         """
-        reply = self.agent.request(wire.BadChunk(epoch=self.epoch, digest=digest, place=place))
-        found: Place = reply.place
+        asked = wire.FetchChunk(epoch=self.epoch, digest=digest, damaged=damaged)
+        found: Place = self.agent.request(asked).place
         return found
 
     def settle(self, until: int) -> None:
@@ -222,6 +222,7 @@ class Session:
                 bytes=size,
                 until=until,
                 feeds=self.feeds.describe(),
+                fixed=self.membership.why_fixed,
             )
         )
         self.settled = True
@@ -352,7 +353,7 @@ class Session:
             try:
                 tensors = write_part(path, held.tensors, part, held.own)
             except NoRoom as error:
-                self._report_unstaged(epoch, step, str(error), whole=whole)
+                self._report_no_room(epoch, step, str(error), whole=whole)
                 return False
             told = digests.tell(held.tensors, part)
             bad = self._finite.list_bad(tensors, read_part(path))
@@ -422,7 +423,7 @@ class Session:
                 tensors, room = self.slots.write(staged.path, held.tensors, part, held.own)
                 told = digests.tell(held.tensors, part)
         except (NoRoom, OSError, RuntimeError) as error:
-            self._drop_copy(staged, str(error))
+            self._drop_copy(staged, str(error), full=isinstance(error, (NoRoom, OSError)))
             return None
         if torn := shot.find_changed(held):
             self._drop_copy(
@@ -440,11 +441,11 @@ class Session:
 
         return check_and_hand_over
 
-    def _drop_copy(self, staged: wire.Staged, problem: str) -> None:
+    def _drop_copy(self, staged: wire.Staged, problem: str, *, full: bool = False) -> None:
         """Free the slot of a failed copy, and report to the agent why the save fails."""
         Path(staged.path).unlink(missing_ok=True)
         self.staged = -1
-        self.agent.send(replace(staged, path="", problem=problem, lead=False))
+        self.agent.send(replace(staged, path="", problem=problem, full=full, lead=False))
 
     def _hand_over(self, held: Capture, staged: wire.Staged) -> bool:
         """Return whether the agent has the copy now. If its tree is too large, report that."""
@@ -475,9 +476,17 @@ class Session:
                 self.stage_beside(step)
                 self.copier.wait()
 
-    def _report_unstaged(self, epoch: int, step: int, problem: str, *, whole: bool) -> None:
+    def _report_no_room(self, epoch: int, step: int, problem: str, *, whole: bool) -> None:
         self.agent.send(
-            wire.Staged(epoch=epoch, step=step, path="", tensors=(), whole=whole, problem=problem)
+            wire.Staged(
+                epoch=epoch,
+                step=step,
+                path="",
+                tensors=(),
+                whole=whole,
+                problem=problem,
+                full=True,
+            )
         )
 
     def _new_path(self, step: int) -> str:

@@ -109,31 +109,34 @@ def read_part(path: str) -> npt.NDArray[np.uint8]:
 @contextlib.contextmanager
 def new_file(path: str, size: int) -> Iterator[int]:
     """A context with the descriptor of a new file that has room for `size` bytes. Raises `NoRoom`."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:  # for example, there are no inodes left
+        raise _no_room(path, size, error) from None
     try:
         if size:
-            _take_room(descriptor, path, size)
+            # Before the file is mapped: a write to a mapped page that has no memory ends in SIGBUS.
+            os.posix_fallocate(descriptor, 0, size)
         yield descriptor
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise _no_room(path, size, error) from None
     finally:
         os.close(descriptor)
 
 
-def _take_room(descriptor: int, path: str, size: int) -> None:
-    """Reserve the complete file before it is mapped, because a write to a mapped page that has no
-    memory ends in SIGBUS. Raises `NoRoom`.
-    """
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError as error:
-        os.unlink(path)
-        folder = os.path.dirname(path)
+def _no_room(path: str, size: int, error: OSError) -> NoRoom:
+    folder = os.path.dirname(path)
+    free = 0
+    with contextlib.suppress(OSError):
         found = os.statvfs(folder)
-        raise NoRoom(
-            f"no room for {size / 2**20:.1f} MiB in {folder}, where"
-            f" {found.f_bavail * found.f_frsize / 2**20:.1f} MiB are free"
-            f" ({os.strerror(error.errno or 0)}): raise spec.checkpoint.stagingMemory, or without a cluster make room"
-            " there"
-        ) from None
+        free = found.f_bavail * found.f_frsize
+    return NoRoom(
+        f"no room for {size / 2**20:.1f} MiB in {folder}, where {free / 2**20:.1f} MiB are free"
+        f" ({os.strerror(error.errno or 0)}): raise spec.checkpoint.stagingMemory, or without a cluster make room"
+        " there"
+    )
 
 
 def _fill(descriptor: int, size: int, tensors: state.Tensors, laid: Sequence[StagedRows]) -> None:
@@ -170,4 +173,5 @@ def describe_rows(tensor: torch.Tensor, held: StagedRows) -> wire.StagedTensor:
         offsets=offsets,
         lengths=lengths,
         at=held.at,
+        divided=",".join(sorted(list_divided(tensor))),
     )

@@ -255,7 +255,7 @@ class Agent:
         deaths = self.pod.deaths
         if deaths.stuck is not None:
             return self._stuck(now, ends=self._leave_by is not None)
-        if deaths.fatal is not None:
+        if deaths.fatal is not None and self.pod.workers.group_over():
             return exit_report.from_failure(deaths.fatal)
         if deaths.failure is not None and self.pod.workers.group_over():
             self._failed_at = self._failed_at or now

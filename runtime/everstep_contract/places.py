@@ -26,7 +26,9 @@ class Place:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
     chunks: Mapping[str, Place]
-    """By digest."""
+    """By digest. A worker asks its agent for the chunks that it needs and that are not named here
+    (`wire.FetchChunk`).
+    """
 
 
 def name_span(at: int, count: int) -> str:

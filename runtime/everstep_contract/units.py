@@ -47,6 +47,10 @@ class Mesh:
         """The ranks with the same place as this rank, one in each unit."""
         return range(self.place_of(rank), world, self.unit)
 
+    def holds_unit(self, ranks: Collection[int]) -> bool:
+        """Whether all ranks of a unit are among these."""
+        return any(set(self.list_unit_of(rank)) <= set(ranks) for rank in ranks)
+
     def data_index(self, rank: int) -> int:
         """Index of the share of the micro-batches that a rank computes. The tensor ranks of one
         shard compute the same share.

@@ -192,6 +192,8 @@ class Tracked:
     until: int | None = None
     feeds: dict[str, str] = field(default_factory=dict)
     """The feeds that the script has made: name → settings in words."""
+    fixed: str = ""
+    """Why this worker cannot enter another epoch; empty: it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,18 +288,19 @@ class BoundaryReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BadChunk:
-    """Request: the chunk `digest` at `place` is not what was saved. Reply: `MendedChunk`."""
+class FetchChunk:
+    """Request: the worker needs the chunk `digest` of the checkpoint that it restores. Reply: `FetchedChunk`."""
 
     epoch: int
     digest: str
-    place: Place
+    damaged: Place | None = None
+    """Where the worker found it damaged; None: it was not in this pod's memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MendedChunk:
+class FetchedChunk:
     place: Place
-    """Where another copy of the chunk is."""
+    """Where the chunk is now; another place than the damaged one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,6 +313,10 @@ class StagedTensor:
     offsets: tuple[int, ...]
     lengths: tuple[int, ...]
     at: int
+    divided: str = ""
+    """Dimensions of the unit over which the tensor is divided. All ranks of a unit load what is not
+    divided, so a chunk holds only tensors that are divided alike.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,6 +361,8 @@ class Staged:
     """Names under which the script wants this checkpoint pinned."""
     problem: str = ""
     """Why there is no copy; `path` is empty then."""
+    full: bool = False
+    """The reason is that there was no room for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -458,7 +467,7 @@ class StoreReply:
 
 FRAMES: tuple[type[Any], ...] = (
     Start, Cut, Regroup, GiveVector, GiveState, TakeState, Save, SaveHeld, ShowStack, Exit, Hello, Tracked, Standing,
-    Regrouped, TakingState, StateTaken, Applied, AtBoundary, BoundaryReply, BadChunk, MendedChunk, Staged, Parked,
+    Regrouped, TakingState, StateTaken, Applied, AtBoundary, BoundaryReply, FetchChunk, FetchedChunk, Staged, Parked,
     Finished, Failed, StoreSet, StoreGet, StoreAdd, StoreCompareSet, StoreCheck, StoreDelete, StoreReply,
 )  # fmt: skip
 _BY_NAME = {cls.__name__: cls for cls in FRAMES}

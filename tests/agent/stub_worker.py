@@ -133,24 +133,28 @@ class Worker:
         (tensor,) = document["tensors"]
         places = json.loads(Path(self.start.places).read_bytes())["chunks"]
         for piece in tensor["pieces"]:
-            raw = self.read_chunk(piece, places[piece["chunk"]])
+            raw = self.read_chunk(piece, places.get(piece["chunk"]))
             for i in range(piece["lengths"][0]):
                 (value,) = struct.unpack_from("<d", raw, piece["at"] + 8 * i)
                 self.values[piece["offsets"][0] + i] = value
         self.check_restored()
 
     def read_chunk(self, piece: Any, place: Any) -> bytes:
+        if place is None:
+            return self.read_chunk(piece, self.fetch_chunk(piece, None))
         raw = Path(place["path"]).read_bytes()[place["start"] :][: place["bytes"]]
         first, count = piece["at"], 8 * piece["lengths"][0]
         wanted = place["sums"][name_span(first, count)]
         if xxhash.xxh3_64_intdigest(raw[first : first + count]) == wanted:
             return raw
-        bad = wire.BadChunk(
-            epoch=self.start.epoch, digest=piece["chunk"], place=codec.decode(Place, place)
-        )
-        mended = self.link.ask(bad)
-        assert isinstance(mended, wire.MendedChunk)
-        return self.read_chunk(piece, codec.encode(mended.place))
+        return self.read_chunk(piece, self.fetch_chunk(piece, codec.decode(Place, place)))
+
+    def fetch_chunk(self, piece: Any, damaged: Place | None) -> Any:
+        """The chunk's place, as the agent answers."""
+        asked = wire.FetchChunk(epoch=self.start.epoch, digest=piece["chunk"], damaged=damaged)
+        answer = self.link.ask(asked)
+        assert isinstance(answer, wire.FetchedChunk)
+        return codec.encode(answer.place)
 
     def check_restored(self) -> None:
         assert self.values == values_after(self.applied), self.values
@@ -268,7 +272,7 @@ class Worker:
             self.link.send(
                 wire.Staged(
                     epoch=self.start.epoch, step=self.applied, path="", tensors=(),
-                    pins=pins, problem="no room, as told",
+                    pins=pins, problem="no room, as told", full=True,
                 )
             )  # fmt: skip
             return

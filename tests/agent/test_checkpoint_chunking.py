@@ -23,7 +23,8 @@ def files(draw: st.DrawFn) -> tuple[list[StagedTensor], int]:
     for _ in range(draw(st.integers(0, 6))):
         dtype = draw(st.sampled_from(["float64", "float32", "bfloat16", "int8"]))
         shape = tuple(draw(st.lists(st.integers(0, 9), max_size=3)))
-        tensors.append(staged(shape, dtype=dtype, at=at))
+        divided = draw(st.sampled_from(["", "shard"]))
+        tensors.append(staged(shape, dtype=dtype, at=at, divided=divided))
         size = math.prod(shape) * ITEM_BYTES[dtype]
         at += size + (-size % ALIGN) + ALIGN * (size == 0)
     return tensors, at
@@ -48,6 +49,18 @@ def test_every_element_lies_in_one_box_of_one_chunk(
         edges = [tensor.at, *(end for _, end, _ in mine)]
         assert [start for start, _, _ in mine] == edges[:-1]
         assert edges[-1] == tensor.at + whole
+
+
+def test_what_all_ranks_load_shares_no_chunk_with_what_only_some_load() -> None:
+    """Else each pod would bring a chunk of every other rank for a few bytes."""
+    kinds = ["shard", "shard", "", "", "shard,tensor"]
+    tensors = [staged((4,), at=64 * n, divided=kind) for n, kind in enumerate(kinds)]
+    plans = plan_chunks(tensors, 64 * len(kinds), 1024)
+    assert [[box.name for box in plan.boxes] for plan in plans] == [
+        ["t0", "t64"],
+        ["t128", "t192"],
+        ["t256"],
+    ]
 
 
 def test_small_tensors_share_a_chunk_and_large_ones_are_cut_by_rows() -> None:

@@ -260,6 +260,18 @@ async def test_a_ledger_that_overlaps_the_parents_is_cut_to_what_is_new(
     ]
 
 
+async def test_a_manifest_that_no_reader_would_accept_is_not_committed(
+    memory: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("everstep_agent.checkpoint.commit.LIMIT_BYTES", 100)
+    run = ARun(memory, tmp_path)
+    await run.claim(1)
+    parts = await upload(memory, tmp_path, token=TOKEN, epoch=1, step=2)
+    with pytest.raises(BadSave, match="its manifest takes"):
+        await run.committer.commit(parts, token=TOKEN, world=2)
+    assert await memory.list("manifests") == []
+
+
 async def test_a_gap_in_the_ledger_is_said_and_the_state_saved_all_the_same(
     memory: ObjectStore, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from agent.unreliable import UnreliableStore
 from everstep_agent.checkpoint.keeping import Resumed
 from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.checkpoint.memory_tier import MemoryTier
-from everstep_agent.checkpoint.restore import Fetched, Fetcher, choose_chunks
+from everstep_agent.checkpoint.restore import Fetched, Fetcher
 from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.storage import ObjectStore, open_store
 from everstep_agent.storage.errors import Unreachable
@@ -74,19 +74,19 @@ async def test_a_run_without_a_checkpoint_starts_at_the_beginning(
 
 async def damage_chunk(run: ARun, store: UnreliableStore) -> str:
     fetched = await fetch(store, run.log.commits[-1], run.folder / "look")
-    store.corrupt = {choose_chunks(fetched.manifest)[0].key}
+    store.corrupt = {next(iter(fetched.needed.values())).key}
     return "is corrupt: BLAKE3"
 
 
 async def remove_chunk(run: ARun, store: UnreliableStore) -> str:
     fetched = await fetch(store, run.log.commits[-1], run.folder / "look")
-    await store.delete(choose_chunks(fetched.manifest)[-1].key)
+    await store.delete(list(fetched.needed.values())[-1].key)
     return "is gone"
 
 
 async def cut_chunk(run: ARun, store: UnreliableStore) -> str:
     fetched = await fetch(store, run.log.commits[-1], run.folder / "look")
-    chunk = choose_chunks(fetched.manifest)[0]
+    chunk = next(iter(fetched.needed.values()))
     await store.put(chunk.key, (await store.get(chunk.key))[:-1])
     return f"has {chunk.bytes - 1} bytes, not {chunk.bytes}"
 
@@ -181,7 +181,7 @@ async def test_what_is_there_already_is_not_fetched_again_and_the_rest_is_remove
     old = await MemoryTier(memory).list()
     fetched = await fetch(bad_day, run.log.commits[2], memory)
     new = await MemoryTier(memory).list()
-    chunks = {c.digest for c in choose_chunks(fetched.manifest)}
+    chunks = set(fetched.needed)
     assert new == {*chunks, run.log.commits[2].digest}
     assert not new & set(old)
     bad_day.calls.clear()

@@ -3,7 +3,13 @@
 from dataclasses import replace
 
 from agent.given import a_report, a_worker, an_epoch
-from everstep_agent.coordinator.hung import CALM_SECONDS, Patience, list_hung
+from everstep_agent.coordinator.hung import (
+    CALM_SECONDS,
+    Patience,
+    keep_named,
+    list_hung,
+    list_new,
+)
 from everstep_agent.peers.agent_report import AgentReport, State
 from everstep_agent.peers.epoch_level import Hung, Stage
 from everstep_contract.sums import Sums, describe_missed
@@ -71,6 +77,21 @@ def test_a_rank_that_is_stopped_for_long_is_cut_out_however_often_others_were() 
     stopped = {"overdue": 2.0, "stopped": True}
     assert find(WAITS, stopped, factor=16) == []
     assert find(WAITS, stopped | {"stopped_long": True}, factor=16) == [1]
+
+
+def test_a_rank_stays_named_until_it_makes_progress_or_has_ended() -> None:
+    """The limits double once it is named, and its agent may hear of it only later."""
+    named = (Hung(slot=1, local=0, life=1),)
+
+    def keep(**changes: object) -> tuple[Hung, ...]:
+        return keep_named((), named, [a_report(1, epoch=1, workers=(a_worker(**changes),))])
+
+    assert keep(**OVERDUE) == named
+    assert keep(overdue=0.2) == ()
+    assert keep(**OVERDUE, life=2) == ()
+    assert keep(**OVERDUE, state=State.DEAD) == ()
+    assert list_new(named, ()) == list(named)
+    assert list_new((replace(named[0], missed="sum 3"),), named) == []
 
 
 def test_each_cut_doubles_the_limits_until_a_good_while_has_passed():

@@ -4,8 +4,8 @@ not fall back to an older checkpoint.
 
 import asyncio
 import io
+import os
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,19 +66,20 @@ class Told:
         )
         self.fetched: asyncio.Future[Fetched | None] = asyncio.Future()
 
-    async def start(self, commit: Commit) -> Fetched:
+    async def start(self, commit: Commit, *, whole: bool = True) -> Fetched:
         async def then(fetched: Fetched | None, seconds: float) -> None:
             self.fetched.set_result(fetched)
 
-        self.restorer.ask(1, commit, (), then)
+        self.restorer.ask(1, commit, (), then, whole=whole)
         found = await asyncio.wait_for(self.fetched, 30)
         assert found is not None
         return found
 
-    def report(self, digest: str, place: Place) -> asyncio.Future[Place]:
+    def ask(self, digest: str, damaged: Place | None = None) -> asyncio.Future[Place]:
+        """What a worker does that needs this chunk."""
         found: asyncio.Future[Place] = asyncio.Future()
-        bad = wire.BadChunk(epoch=1, digest=digest, place=place)
-        self.restorer.mend(bad, found.set_result)
+        asked = wire.FetchChunk(epoch=1, digest=digest, damaged=damaged)
+        assert self.restorer.bring(asked, found.set_result)
         return found
 
 
@@ -90,6 +91,14 @@ async def told(tmp_path: Path) -> AsyncIterator[Told]:
     await found.restorer.close()
 
 
+def read(place: Place) -> bytes:
+    return Path(place.path).read_bytes()
+
+
+def damage(place: Place) -> None:
+    Path(place.path).write_bytes(bytes(place.bytes))
+
+
 async def test_two_workers_that_find_the_same_damage_cost_one_download(
     told: Told, tmp_path: Path
 ) -> None:
@@ -98,10 +107,13 @@ async def test_two_workers_that_find_the_same_damage_cost_one_download(
     fetched = await told.start(await run.save(2))
     (digest, place), *_ = fetched.places.items()
     told.store.calls.clear()
-    moved = replace(place, path=place.path + "-elsewhere")
-    fetched.places[digest] = moved
-    both = await asyncio.gather(told.report(digest, moved), told.report(digest, moved))
-    assert both == [place, place]
+    whole = read(place)
+    damage(place)
+    both = await asyncio.gather(told.ask(digest, place), told.ask(digest, place))
+    assert both == [place, place], "the sound copy has the name of the damaged one"
+    assert read(place) == whole
+    assert [kind for kind, _ in told.store.calls] == ["get"]
+    assert await told.ask(digest, place) == place, "the last one to report it meets a sound copy"
     assert [kind for kind, _ in told.store.calls] == ["get"]
 
 
@@ -113,11 +125,78 @@ async def test_a_damaged_chunk_without_another_copy_makes_the_checkpoint_broken(
     newest = await run.save(2)
     fetched = await told.start(newest)
     (digest, place), *_ = fetched.places.items()
+    damage(place)
     await told.store.delete(next(c.key for c in fetched.manifest.chunks if c.digest == digest))
     told.news.clear()
-    answer = told.report(digest, place)
+    answer = told.ask(digest, place)
     await asyncio.wait_for(told.news.wait(), 30)
     assert told.restorer.broken is not None
     assert told.restorer.broken.manifest == newest.manifest
     assert "is gone" in told.restorer.broken.message
     assert not answer.done(), "the worker waits until the epoch is cut"
+
+
+async def test_a_pod_without_a_whole_unit_brings_only_what_its_workers_ask_for(
+    told: Told, tmp_path: Path
+) -> None:
+    run = ARun(told.store, tmp_path / "staged")
+    await run.claim(1)
+    fetched = await told.start(await run.save(2, world=4), whole=False)
+    assert fetched.places == {}
+    first, second, *others = fetched.needed
+    assert others
+    told.store.calls.clear()
+    places = await asyncio.gather(told.ask(first), told.ask(first), told.ask(second))
+    assert places[0] == places[1] == fetched.places[first]
+    keys = sorted(fetched.needed[digest].key for digest in (first, second))
+    assert sorted(key for kind, key in told.store.calls if kind == "get") == keys
+    here = os.listdir(tmp_path / "restore/chunks")
+    assert set(here).isdisjoint(others)
+    assert told.restorer.sources == {"store": 2}
+
+
+async def test_what_is_in_the_pods_memory_is_verified_before_its_workers_start(
+    told: Told, tmp_path: Path
+) -> None:
+    run = ARun(told.store, tmp_path / "staged")
+    await run.claim(1)
+    commit = await run.save(2, world=4)
+    before = await told.start(commit, whole=False)
+    digest = next(iter(before.needed))
+    place = await told.ask(digest)
+    told.fetched = asyncio.Future()
+    again = await told.start(commit, whole=False)
+    assert again.places == {digest: place}
+    assert again.sources == {"memory": 1}
+
+
+async def test_a_chunk_that_is_here_does_not_hide_that_another_one_waits_for_the_store(
+    told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch_state, "RETRY_SECONDS", 0.02)
+    run = ARun(told.store, tmp_path / "staged")
+    await run.claim(1)
+    fetched = await told.start(await run.save(2, world=4), whole=False)
+    first, second, *_ = fetched.needed
+    await told.ask(first)
+    told.store.away = True
+    told.news.clear()
+    waits = told.ask(second)
+    await asyncio.wait_for(told.news.wait(), 30)
+    await told.ask(first)
+    assert told.restorer.error is not None
+    assert not waits.done()
+    told.store.away = False
+    assert (await asyncio.wait_for(waits, 30)).path.endswith(second)
+    assert told.restorer.error is None
+
+
+async def test_a_request_for_a_chunk_of_another_checkpoint_is_ignored(
+    told: Told, tmp_path: Path
+) -> None:
+    run = ARun(told.store, tmp_path / "staged")
+    await run.claim(1)
+    asked = wire.FetchChunk(epoch=1, digest="0" * 64)
+    assert not told.restorer.bring(asked, lambda place: None), "there is no checkpoint yet"
+    await told.start(await run.save(2))
+    assert not told.restorer.bring(asked, lambda place: None)

@@ -72,7 +72,7 @@ async def test_a_full_state_that_finds_no_room_is_saved_again_once_there_is_room
     try:
         saves.enter(1, "token001-rest")
         frame = wire.Staged(
-            epoch=1, step=7, path="", tensors=(), whole=True, problem="no space left"
+            epoch=1, step=7, path="", tensors=(), whole=True, problem="no space left", full=True
         )
         saves.take(worker, frame, None)
         assert not copy.exists()

@@ -45,6 +45,8 @@ def test_newcomers_join_only_a_running_epoch_whose_members_all_can_hold():
     assert not join_rules.can_join(an_epoch(2), able[:1])
     assert not join_rules.can_join(an_epoch(2), [waiting(0), waiting(1, in_place=False)])
     assert not join_rules.can_join(an_epoch(2, stage=Stage.STARTING), able)
+    stays = waiting(1, fixed="ranks of a sharded model restart on GPUs")
+    assert not join_rules.can_join(an_epoch(2), [waiting(0), stays])
 
 
 def test_a_pod_is_ready_while_it_waits_and_once_it_is_invited():

@@ -2,8 +2,9 @@
 nearest tier that holds it.
 """
 
+import asyncio
 import io
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -28,10 +29,10 @@ from everstep_agent.checkpoint.keeping import Resumed
 from everstep_agent.checkpoint.ledger import Book
 from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.checkpoint.memory_tier import MemoryTier
-from everstep_agent.checkpoint.restore import choose_chunks
 from everstep_agent.checkpoint.tiers import find_problem
 from everstep_agent.peers.client import Pool
 from everstep_agent.peers.peer_tier import PeerTier, choose_order
+from everstep_agent.pod import save_queue
 from everstep_agent.pod.save_queue import Listener, Uploads
 from everstep_agent.storage import ObjectStore, open_store
 from everstep_contract import codec
@@ -74,7 +75,9 @@ async def test_a_staged_file_is_held_until_a_newer_save_is_committed(tmp_path: P
     assert await is_right(memory, a_chunk(OTHER))
 
 
-def an_upload_queue(memory: MemoryTier) -> Uploads:
+def an_upload_queue(
+    memory: MemoryTier, on_failed: Callable[[Staged, int], None] = lambda staged, rank: None
+) -> Uploads:
     return Uploads(
         open_store("memory://", "", {}),
         "token001-rest",
@@ -82,11 +85,64 @@ def an_upload_queue(memory: MemoryTier) -> Uploads:
         memory,
         Listener(
             on_part=lambda part: None,
-            on_failed=lambda staged, rank: None,
+            on_failed=on_failed,
             on_held=lambda: None,
         ),
         logline.Log(io.StringIO()),
     )
+
+
+async def test_a_chunk_is_found_where_it_still_is(tmp_path: Path) -> None:
+    """It was restored; the next save staged the same bytes; then the restored file was deleted."""
+    memory = MemoryTier(tmp_path / "restore")
+    await memory.keep(OWNER, [a_save(BODY, step=3)], 0)
+    await memory.put(a_chunk(), BODY)
+    memory.note(a_chunk(), {})
+    path = hold_in_the_middle(memory, tmp_path, BODY, step=4)
+    memory.note_commit(4)
+    place = memory.find(a_chunk().digest)
+    assert place is not None
+    assert place.path == str(path)
+    assert await is_right(memory, a_chunk())
+
+
+async def test_a_commit_deletes_the_older_chunks_that_came_from_elsewhere(tmp_path: Path) -> None:
+    """Nobody may copy to this pod, so no other pod tells it what is no longer needed."""
+    memory = MemoryTier(tmp_path / "restore")
+    await memory.keep(OWNER, [a_save(BODY, step=3)], 0)
+    await memory.put(a_chunk(), BODY)
+    memory.note(a_chunk(), {})
+    memory.note_commit(3)
+    assert memory.find(a_chunk().digest) is not None
+    memory.note_commit(4)
+    assert memory.find(a_chunk().digest) is None
+    assert not await memory.list()
+
+
+async def test_an_upload_that_ends_in_an_unexpected_error_is_given_up_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the job would wait for this part without end."""
+    failed, told = list[int](), asyncio.Event()
+
+    async def cut(staged: Staged) -> list[object]:
+        raise RuntimeError("can't start new thread")
+
+    def note(staged: Staged, rank: int) -> None:
+        failed.append(rank)
+        told.set()
+
+    monkeypatch.setattr(save_queue, "cut_file", cut)
+    uploads = an_upload_queue(MemoryTier(tmp_path / "restore"), on_failed=note)
+    try:
+        uploads.add(Staged(epoch=1, step=3, path=str(tmp_path / "part"), tensors=()), 0)
+        await asyncio.wait_for(told.wait(), 30)
+        (part,) = uploads.parts.values()
+        assert part.problem == "RuntimeError: can't start new thread"
+        assert failed == [0]
+        assert not uploads.busy
+    finally:
+        await uploads.close()
 
 
 async def test_a_copy_that_has_no_room_gets_that_of_the_oldest_save(tmp_path: Path) -> None:
@@ -97,7 +153,7 @@ async def test_a_copy_that_has_no_room_gets_that_of_the_oldest_save(tmp_path: Pa
     uploads = an_upload_queue(memory)
     try:
         for step, left in ((9, [False, True]), (12, [False, False])):
-            none = Staged(epoch=1, step=step, path="", tensors=(), problem="full")
+            none = Staged(epoch=1, step=step, path="", tensors=(), problem="full", full=True)
             uploads.give_up(none, 0, "full")
             assert [p.exists() for p in paths] == left
             assert await memory.list(), "copies of other pods' saves are deleted last"
@@ -175,7 +231,7 @@ async def a_checkpoint(folder: Path, store: ObjectStore) -> tuple[ARun, list[Chu
     await run.claim(1)
     await run.save(2)
     fetched = await fetch(store, run.log.commits[-1], folder / "first")
-    return run, choose_chunks(fetched.manifest)
+    return run, list(fetched.needed.values())
 
 
 async def test_what_a_peer_holds_is_not_read_from_the_store(

@@ -29,6 +29,8 @@ class Worker:
     """The part of a worker that the relay uses."""
 
     rank: int = 0
+    epoch: int = EPOCH
+    held: int = 0
     cut_at: float | None = None
     alive: bool = True
     store_errors: dict[int, str] = field(default_factory=dict)
@@ -130,6 +132,23 @@ async def test_a_late_key_of_a_former_epoch_fails_no_request_of_the_present_one(
     scene.coordinator.failures = 0
     scene.send(SET)
     scene.send(GET, 1)
+    assert (await scene.worker.reply()).value == SET.value
+
+
+@pytest.mark.parametrize("left", [{"epoch": EPOCH + 1}, {"held": EPOCH}])
+async def test_a_key_of_an_epoch_that_the_rank_has_left_holds_up_no_later_request(
+    scene: Scene, left: dict[str, int]
+) -> None:
+    """Its coordinator may be gone, and the next group forms meanwhile."""
+    scene.coordinator.held = True
+    scene.send(SET)
+    await scene.coordinator.came.wait()
+    for name, value in left.items():
+        setattr(scene.worker, name, value)
+    scene.coordinator.held = False
+    scene.coordinator.group.open_epoch(EPOCH + 1)
+    scene.send(replace(SET, epoch=EPOCH + 1))
+    scene.send(replace(GET, epoch=EPOCH + 1), 1)
     assert (await scene.worker.reply()).value == SET.value
 
 

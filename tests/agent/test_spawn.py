@@ -104,6 +104,35 @@ async def test_what_a_worker_staged_in_an_epoch_is_not_known_of_in_the_next(give
     assert (worker.epoch, worker.staged, worker.whole) == (2, 0, 0)
 
 
+@pytest.mark.parametrize("dies", [0, 1])
+async def test_a_newcomer_enters_the_epoch_that_names_it_even_if_a_rank_has_died_since(
+    given: Fixture, dies: int
+):
+    """Else the pod would end its healthy ranks, because it could not follow the epoch."""
+    workers = await given.open(IDLE, count=2)
+    await until(lambda: len(workers.fresh) == 2)
+    member, newcomer = workers.fresh.pop(0), workers.fresh[1]
+    workers.current[0], newcomer.joins = member, 3
+    assert workers.find_newcomers((1, 1)) == [newcomer]
+    assert workers.find_newcomers((2, 1)) == [], "a rank of another process"
+    assert workers.find_newcomers((1, 0)) == []
+    os.kill((member, newcomer)[dies].pid, signal.SIGKILL)
+    await given.death()
+    assert workers.find_newcomers((1, 1)) == [newcomer]
+    assert workers.enter((1, 1)) == [newcomer]
+    assert workers.current == {0: member, 1: newcomer}
+    assert workers.find_newcomers((1, 1)) == []
+
+
+async def test_a_newcomer_that_was_to_be_replaced_enters_the_epoch_that_names_it(given: Fixture):
+    workers = await given.open(IDLE)
+    await until(lambda: 0 in workers.fresh)
+    newcomer = workers.fresh[0]
+    newcomer.joins = 3
+    workers.recycle(0)
+    assert workers.find_newcomers((1,)) == [newcomer]
+
+
 async def test_the_last_words_of_a_script_are_kept(given: Fixture):
     await given.open("raise ValueError('no such data set')\n")
     worker = await given.death()
@@ -177,6 +206,24 @@ async def test_a_worker_that_was_held_and_does_not_park_after_the_cut_is_hung(gi
     found.cut_at = now + 6.0
     watch.look(LIMITS, now + 6.0)
     assert "6 s in step 4" in found.hung
+    assert (await given.death()).exit_text() == found.hung
+
+
+async def test_a_worker_that_waits_for_a_chunk_of_the_checkpoint_is_not_hung(given: Fixture):
+    """However long the store takes: the limit of the start-up begins anew with each chunk."""
+    workers = await given.open(IDLE)
+    watch = HangWatch(workers, lambda: None, logline.Log(given.said))
+    (found,) = workers.alive
+    now = time.monotonic()
+    found.page.write(Position(epoch=1, scope=Where.STARTUP, since=now))
+    found.state, found.started_at, found.fetches = State.STARTED, now, 1
+    watch.look(LIMITS, now + 60.0)
+    assert not found.hung
+    found.fetches, found.fetched_at = 0, now + 60.0
+    watch.look(LIMITS, now + 64.0)
+    assert not found.hung
+    watch.look(LIMITS, now + 66.0)
+    assert "6 s in startup" in found.hung
     assert (await given.death()).exit_text() == found.hung
 
 

@@ -7,7 +7,6 @@ from agent.a_run import ARun, entry
 from agent.restored import fetch
 from agent.retiring import RetiringStore
 from agent.unreliable import UnreliableStore
-from everstep_agent.checkpoint.restore import choose_chunks
 from everstep_agent.storage import open_store
 from everstep_agent.tools import proof, verify
 from everstep_contract.log import Done
@@ -78,7 +77,7 @@ async def test_a_corrupt_chunk_of_the_state_is_named(
 ) -> None:
     run = await a_disturbed_run(bad_day, tmp_path)
     fetched = await fetch(bad_day, run.log.commits[-1], tmp_path / "look")
-    bad_day.corrupt = {choose_chunks(fetched.manifest)[0].key}
+    bad_day.corrupt = {next(iter(fetched.needed.values())).key}
     verified = await verify.verify_run(bad_day)
     assert "is corrupt" in verified.problems[0]
     assert verify.build_table(verified).splitlines()[-1].startswith("PROBLEM chunks/")

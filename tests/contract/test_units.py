@@ -27,6 +27,18 @@ def test_each_share_is_counted_once_and_each_rank_has_one(mesh: Mesh) -> None:
         assert sorted(map(mesh.data_index, mesh.list_sharers(rank, world))) == counted
 
 
+def test_a_pod_holds_a_whole_unit_or_only_a_part_of_one() -> None:
+    pairs = Mesh(shard=2)
+    assert [pairs.holds_unit(r) for r in ([0, 1], [0, 1, 2], [1, 2], [3])] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert Mesh().holds_unit([3])
+    assert not pairs.holds_unit([])
+
+
 def test_only_whole_units_count() -> None:
     assert [Mesh(shard=2).round_down(n) for n in range(5)] == [0, 0, 2, 2, 4]
 

@@ -1,6 +1,7 @@
 """Several ranks stage the tracked state, and any number of ranks reads it back."""
 
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -89,7 +90,8 @@ def test_a_chunk_that_is_damaged_is_read_from_another_copy(
     _, second = sorted(read_places(said))
     asked = []
 
-    def mend(digest: str, place: Place) -> Place:
+    def mend(digest: str, place: Place | None) -> Place:
+        assert place is not None
         asked.append(digest)
         shutil.copy(tmp_path / "kept" / digest, tmp_path / f"copy-{digest}")
         return replace(place, path=str(tmp_path / f"copy-{digest}"))
@@ -111,8 +113,30 @@ def test_a_chunk_whose_copies_are_all_damaged_is_refused(
     (place,) = read_places(said).values()
     harm(place)
     with pytest.raises(StateError, match=r"copies of the chunk .* are damaged"):
-        Checkpoint(said["manifest"], said["places"], lambda digest, place: place).tensor("x")
+        Checkpoint(said["manifest"], said["places"], lambda *_: place).tensor("x")
     with pytest.raises(StateError, match=r"the chunk .* is damaged"):
+        Checkpoint(said["manifest"], said["places"]).tensor("x")
+
+
+def test_only_the_chunks_that_a_rank_reads_are_asked_for(tmp_path: Path) -> None:
+    """Each of 20 ranks has staged one row of `x`; this one reads two tensors of its own."""
+    tensors = {"x": torch.randn(20, 3), "y": torch.randn(1, 5)}
+    said = commit(tmp_path, staged_by(tmp_path, tensors, 20))
+    all_places = read_places(said)
+    Path(said["places"]).write_bytes(codec.dumps(Places(chunks={})))
+    asked: list[tuple[str, Place | None]] = []
+
+    def fetch(digest: str, damaged: Place | None) -> Place:
+        asked.append((digest, damaged))
+        return all_places[digest]
+
+    checkpoint = Checkpoint(said["manifest"], said["places"], fetch)
+    assert torch.equal(checkpoint.tensor("y"), tensors["y"])
+    (first,) = asked
+    assert torch.equal(checkpoint.tensor("x"), tensors["x"])
+    assert sorted(asked) == sorted((digest, None) for digest in all_places)
+    assert asked.count(first) == 1
+    with pytest.raises(StateError, match="was not fetched"):
         Checkpoint(said["manifest"], said["places"]).tensor("x")
 
 
@@ -446,3 +470,21 @@ def test_an_optimizer_of_an_untracked_model_is_refused() -> None:
     optimizer = torch.optim.SGD(nn.Linear(3, 1).parameters(), lr=0.1)
     with pytest.raises(Misuse, match=r"shape \(1, 3\) that no tracked module has"):
         a_registry({"optimizer": optimizer}).capture({})
+
+
+def test_a_part_that_finds_no_room_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without inodes not even an empty file can be made, and without address space it cannot be mapped."""
+    tensors = {"x": torch.ones(4)}
+    part = part_of(ONE_RANK, 0, 1)
+    with pytest.raises(staging.NoRoom, match="no room for"):
+        staging.write_part(str(tmp_path / "missing/part"), tensors, part)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(staging.mmap, "mmap", refuse)
+    with pytest.raises(staging.NoRoom, match="Cannot allocate memory"):
+        staging.write_part(str(tmp_path / "part"), tensors, part)
+    assert list(tmp_path.iterdir()) == []

@@ -32,6 +32,8 @@ class Box:
     lengths: tuple[int, ...]
     start: int
     end: int
+    divided: str
+    """As in `StagedTensor`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,8 @@ class ChunkPlan:
 def plan_chunks(
     tensors: Iterable[StagedTensor], file_bytes: int, limit: int = CHUNK_BYTES
 ) -> list[ChunkPlan]:
-    """Divide the file into chunks: boxes in file order, as many in a chunk as fit.
+    """Divide the file into chunks: boxes in file order, as many in a chunk as fit and are divided
+    alike.
 
     Raises:
         BadStaging: an unknown dtype, a box outside its tensor or the file; names the tensor.
@@ -53,13 +56,18 @@ def plan_chunks(
     plans: list[ChunkPlan] = []
     waiting: list[Box] = []
     for box in sorted(boxes, key=lambda b: b.start):
-        if waiting and box.end - _floor(waiting[0].start) > limit:
+        if waiting and not _fits(box, waiting[0], limit):
             plans.append(_plan(waiting))
             waiting = []
         waiting.append(box)
     if waiting:
         plans.append(_plan(waiting))
     return plans
+
+
+def _fits(box: Box, first: Box, limit: int) -> bool:
+    """Whether a box fits into the chunk that begins with `first`."""
+    return box.divided == first.divided and box.end - _floor(first.start) <= limit
 
 
 def _plan(boxes: list[Box]) -> ChunkPlan:
@@ -93,6 +101,7 @@ def _whole(tensor: StagedTensor, file_bytes: int) -> Box:
         lengths=tensor.lengths,
         start=tensor.at,
         end=end,
+        divided=tensor.divided,
     )
 
 
@@ -129,4 +138,5 @@ def _slice(box: Box, dim: int, first: int, count: int, start: int, end: int) -> 
         lengths=tuple(lengths),
         start=start,
         end=end,
+        divided=box.divided,
     )

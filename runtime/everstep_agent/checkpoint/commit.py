@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from everstep_agent.checkpoint import ledger
 from everstep_agent.checkpoint.commit_rules import (
+    BadSave,
     build_manifest,
     decide_append,
     list_given_up,
@@ -25,7 +26,7 @@ from everstep_agent.storage.errors import AlreadyExists
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract import codec
 from everstep_contract.log import ChainLink, Commit
-from everstep_contract.manifest import AgentSeconds, Manifest
+from everstep_contract.manifest import LIMIT_BYTES, AgentSeconds, Manifest
 
 _NAMES = 100
 
@@ -178,6 +179,11 @@ class Committer:
         pins: tuple[str, ...],
     ) -> Committed | NotCommitted:
         raw = await asyncio.to_thread(codec.dumps, manifest)
+        if len(raw) > LIMIT_BYTES:
+            raise BadSave(
+                f"its manifest takes {len(raw) / 2**20:.0f} MiB, and the limit is {LIMIT_BYTES >> 20} MiB: "
+                "the state has too many tensors for so many ranks"
+            )
         key = await self._put(manifest, raw)
         commit = Commit(
             epoch=manifest.epoch,

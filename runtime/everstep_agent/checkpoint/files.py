@@ -1,12 +1,11 @@
 """Files that exist completely or not at all."""
 
 import contextlib
-import itertools
 import os
+import secrets
 from pathlib import Path
 
 PART = ".part"
-_numbers = itertools.count()
 
 
 def read_file(path: Path, start: int, count: int) -> bytes | None:
@@ -35,7 +34,8 @@ class NewFile:
 
     def __init__(self, path: Path, *, sync: bool = False) -> None:
         self._path, self._sync = path, sync
-        self._part = path.with_name(f"{path.name}.{os.getpid()}-{next(_numbers)}{PART}")
+        # A random name: agents of several pods may write the same file, and each is process 1.
+        self._part = path.with_name(f"{path.name}.{secrets.token_hex(6)}{PART}")
         self.file = self._part.open("wb")
 
     def publish(self) -> None:

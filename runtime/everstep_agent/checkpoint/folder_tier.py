@@ -24,6 +24,7 @@ from everstep_agent.checkpoint.keeping import (
     Resumed,
     Save,
     add_saves,
+    drop_before,
     list_kept,
     rewind,
 )
@@ -34,6 +35,10 @@ NOTE = ".note"
 LOCK = ".lock"
 ANSWER_SECONDS = 15.0
 """Limit of an access to the folder, plus one second for each MiB, because a disk may hang."""
+LARGEST_BYTES = 2**26
+"""The limit of a read does not grow beyond that of so many bytes: the size of a manifest is not known
+before it is read.
+"""
 DISK_THREADS = 4
 Change = Callable[[Notes], dict[str, Note]]
 R = TypeVar("R")
@@ -61,7 +66,8 @@ class FolderTier:
 
     async def get(self, chunk: Chunk) -> bytes | None:
         with contextlib.suppress(TimeoutError):
-            return await self.run(chunk.bytes, self.read, chunk.digest, 0, chunk.bytes)
+            size = min(chunk.bytes, LARGEST_BYTES)
+            return await self.run(size, self.read, chunk.digest, 0, chunk.bytes)
         return None
 
     async def put(self, chunk: Chunk, body: bytes) -> None:
@@ -117,6 +123,12 @@ class FolderTier:
     def clear(self) -> None:
         with contextlib.suppress(OSError):
             self._change(lambda notes: {})
+
+    def forget_before(self, step: int) -> None:
+        """Delete the saves of older steps. If that fails, a later call deletes them."""
+        with contextlib.suppress(OSError):
+            if self.folder.is_dir():
+                self._change(lambda notes: drop_before(notes, step))
 
     def read_notes(self) -> dict[str, Note]:
         """The notes of this run, by owner."""

@@ -48,7 +48,12 @@ def add_saves(notes: Notes, added: Note, since: int) -> dict[str, Note]:
     """
     own = notes.get(added.owner, added)
     merged = replace(own, saves=merge_saves([*own.saves, *added.saves]))
-    return _select({**notes, added.owner: merged}, lambda save: save.step >= since)
+    return drop_before({**notes, added.owner: merged}, since)
+
+
+def drop_before(notes: Notes, step: int) -> dict[str, Note]:
+    """The notes without saves of older steps."""
+    return _select(notes, lambda save: save.step >= step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

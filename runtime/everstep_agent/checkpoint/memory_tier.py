@@ -6,6 +6,7 @@ or an OOM kill of its container can adopt what its predecessor held.
 """
 
 import contextlib
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -183,9 +184,11 @@ class MemoryTier:
         self._forget()
 
     def note_commit(self, step: int, but: Collection[str] = ()) -> None:
-        """Delete the staged files of older steps, except these."""
+        """Delete what belongs to older steps, except these staged files."""
         self.committed = max(self.committed, step)
         self.release_before(step, but)
+        self.others.forget_before(step)
+        self._forget()
         self.changed.fire()
 
     async def rewind(self, resumed: Resumed) -> None:
@@ -213,8 +216,13 @@ class MemoryTier:
 
     def _forget(self) -> None:
         """Forget the verified chunks that are no longer here."""
-        here = self._list_now()
-        self._checked = {d: place for d, place in self._checked.items() if d in here}
+        others, folder = self.others.list_now(), str(self.others.folder)
+        staged = {place.path for held in self._held.values() for place in held.chunks.values()}
+        self._checked = {
+            d: place
+            for d, place in self._checked.items()
+            if (d in others if os.path.dirname(place.path) == folder else place.path in staged)
+        }
 
 
 def _find_saves(tier: FolderTier, owner: str) -> tuple[Save, ...]:

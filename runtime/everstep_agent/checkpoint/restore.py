@@ -9,9 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from everstep_agent import aside
-from everstep_agent.checkpoint import digest
 from everstep_agent.checkpoint.bounded import all_of
-from everstep_agent.checkpoint.digest import Spans
+from everstep_agent.checkpoint.digest import Spans, sum_pieces
 from everstep_agent.checkpoint.files import replace_file
 from everstep_agent.checkpoint.keeping import Resumed, Save
 from everstep_agent.checkpoint.landing import download
@@ -39,12 +38,16 @@ class Fetched:
     commit: Commit
     manifest: Manifest
     manifest_path: Path
+    needed: Mapping[str, Chunk]
+    """Digest → the chunks that hold tensors. The ledger is not downloaded."""
+    spans: Mapping[str, Spans]
+    """As `list_spans`."""
     places: dict[str, Place]
-    """Digest → where the chunk is; `Fetcher.replace` changes it."""
+    """Digest → where the chunk is; `Fetcher.add` changes it."""
     places_path: Path
-    """The same as a `Places` document."""
-    sources: Mapping[str, int]
-    """Tier → how many chunks came from it."""
+    """The same as a `Places` document, as of the start."""
+    sources: Counter[str]
+    """Tier → how many chunks came from it; `Fetcher.add` counts more."""
 
 
 class Fetcher:
@@ -70,9 +73,13 @@ class Fetcher:
         self._listed: list[tuple[NearTier, Collection[str]]] | None = None
         """What each of the nearer tiers held when it was asked."""
 
-    async def fetch(self, commit: Commit, folder: Path) -> Fetched:
+    async def fetch(self, commit: Commit, folder: Path, *, whole: bool = True) -> Fetched:
         """Bring one checkpoint here, and write the places of its chunks into `folder`. Its chunks
         that are here already are kept; other saves are deleted.
+
+        Args:
+            whole: False: only verify the chunks that are here already. The workers ask for what they
+                need (`add`), because together they hold only a part of the model.
 
         Raises:
             Broken: the manifest or a chunk is gone or not what was committed.
@@ -85,34 +92,51 @@ class Fetcher:
         await self._memory.rewind(Resumed(epoch=commit.epoch, step=commit.step))
         self._memory.release_before(commit.step)
         manifest, document = await self.find_manifest(commit)
-        needed = choose_chunks(manifest)
+        spans = list_spans(manifest)
+        needed = {c.digest: c for c in manifest.chunks if c.digest in spans}
         listed = Chunk(digest=commit.digest, key=commit.manifest, bytes=len(document))
-        save = Save(epoch=commit.epoch, step=commit.step, chunks=(*needed, listed))
+        save = Save(epoch=commit.epoch, step=commit.step, chunks=(*needed.values(), listed))
         await self._memory.keep(OWNER, [save], commit.step)
         await self._memory.put(listed, document)
-        spans = list_spans(manifest)
-        found = await all_of(self.bring(chunk, spans[chunk.digest]) for chunk in needed)
-        places = {c.digest: place for c, (_, place) in zip(needed, found, strict=True)}
+        held = await self._memory.list()
+        now = [c for c in needed.values() if whole or c.digest in held]
+        found = await all_of(self.bring(chunk, spans[chunk.digest]) for chunk in now)
+        places = {c.digest: place for c, (_, place) in zip(now, found, strict=True)}
         written = codec.dumps(Places(chunks=places))
         await asyncio.to_thread(replace_file, folder / PLACES_NAME, written)
         return Fetched(
             commit=commit,
             manifest=manifest,
             manifest_path=self._memory.others.folder / commit.digest,
+            needed=needed,
+            spans=spans,
             places=places,
             places_path=folder / PLACES_NAME,
-            sources=dict(Counter(tier for tier, _ in found)),
+            sources=Counter(tier for tier, _ in found),
         )
 
-    async def replace(self, fetched: Fetched, digest: str) -> str:
-        """Bring another copy of a damaged chunk here. Returns the tier that it came from.
+    async def add(self, fetched: Fetched, digest: str) -> str:
+        """Bring one more chunk of a checkpoint here. Returns the tier that it came from.
 
         Raises as `fetch`.
         """
-        chunk = next(c for c in fetched.manifest.chunks if c.digest == digest)
-        tier, place = await self.bring(chunk, list_spans(fetched.manifest)[digest])
+        tier, place = await self.bring(fetched.needed[digest], fetched.spans[digest])
         fetched.places[digest] = place
+        fetched.sources[tier] += 1
         return tier
+
+    async def recheck(self, fetched: Fetched, digest: str) -> bool:
+        """Whether the chunk in this pod's memory is sound, perhaps because another worker's request
+        has replaced it. If so, its place is noted anew.
+        """
+        chunk = fetched.needed[digest]
+        body = await self._memory.get(chunk)
+        problem = await asyncio.to_thread(find_problem, chunk, body)
+        if body is None or problem:
+            return False
+        sums = await asyncio.to_thread(sum_pieces, body, fetched.spans[digest])
+        fetched.places[digest] = self._memory.note(chunk, sums)
+        return True
 
     async def bring(self, chunk: Chunk, spans: Spans) -> tuple[str, Place]:
         """Bring a chunk here. Returns the tier that it came from, and where it is now.
@@ -129,7 +153,7 @@ class Fetcher:
                 if body is not None and not problem:
                     if tier is not self._memory:
                         await self._memory.put(chunk, body)
-                    sums = await asyncio.to_thread(digest.sum_pieces, body, spans)
+                    sums = await asyncio.to_thread(sum_pieces, body, spans)
                     return tier.name, self._memory.note(chunk, sums)
             sums = await self._download(chunk, spans)
             return self._store.name, self._memory.note(chunk, sums)
@@ -188,12 +212,6 @@ async def _list_held(tier: NearTier, turns: asyncio.Semaphore) -> Collection[str
             return await tier.list()
         except OSError:
             return ()
-
-
-def choose_chunks(manifest: Manifest) -> list[Chunk]:
-    """The chunks that hold tensors; the ledger is not downloaded."""
-    spans = list_spans(manifest)
-    return [c for c in manifest.chunks if c.digest in spans]
 
 
 def list_spans(manifest: Manifest, objects: Collection[str] = ()) -> dict[str, Spans]:

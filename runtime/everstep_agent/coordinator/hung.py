@@ -6,7 +6,7 @@ it. If most ranks make no progress, or some still compute, nobody is cut out: th
 something slow.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from everstep_agent.coordinator.members import list_inside, list_waits
@@ -80,6 +80,32 @@ def list_hung(
         if r.worker.stopped
         or all(_is_heard(mate, r, factor) for mate in ranks if mate.unit == r.unit)
     )
+
+
+def keep_named(
+    hung: Sequence[Hung], former: Iterable[Hung], reports: Iterable[AgentReport]
+) -> tuple[Hung, ...]:
+    """`hung`, and those of `former` that have made no progress since: their agents may not have
+    heard of it yet.
+    """
+    named = {_who(h) for h in hung}
+    still = {
+        (r.slot, w.local, w.life)
+        for r in reports
+        for w in r.workers
+        if w.state is not State.DEAD and w.overdue >= 1
+    }
+    return (*hung, *(h for h in former if _who(h) in still - named))
+
+
+def list_new(hung: Iterable[Hung], former: Iterable[Hung]) -> list[Hung]:
+    """Those of `hung` that were not named before."""
+    before = {_who(h) for h in former}
+    return [h for h in hung if _who(h) not in before]
+
+
+def _who(hung: Hung) -> tuple[int, int, int]:
+    return hung.slot, hung.local, hung.life
 
 
 def _list_ranks(epoch: EpochLevel, reports: Iterable[tuple[AgentReport, float]]) -> list[_Rank]:

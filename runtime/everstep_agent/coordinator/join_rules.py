@@ -27,7 +27,7 @@ from everstep_contract.wire import Standing
 
 def can_join(epoch: EpochLevel, reports: Iterable[AgentReport]) -> bool:
     """Whether all members can hold at a boundary for newcomers."""
-    able = {r.id for r in reports if r.in_place}
+    able = {r.id for r in reports if r.in_place and not r.fixed}
     return epoch.stage is Stage.RUNNING and all(m.id in able for m in epoch.members)
 
 

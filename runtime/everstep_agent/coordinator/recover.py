@@ -247,6 +247,19 @@ def _settle(term: Term, found: Break, stood: postmortem.Nothing) -> None:
     count_repeats(term, found, (step if found.cause == REPLICAS_DIFFER else at) + 1)
 
 
+def is_last_try(term: Term, found: Break, step: int) -> bool:
+    """Whether `count_repeats` would end the job because of a fault of code or data."""
+    return (
+        found.cause in CODE_OR_DATA
+        and _count_before(term, found, step) + 1 >= report.SAME_FAULT_LIMIT
+    )
+
+
+def _count_before(term: Term, found: Break, step: int) -> int:
+    claims = (*term.run_log.claims, *list_pending(term.running, term.run_log.index))
+    return rounds.count_repeats(claims, found.cause, step, found.fault)
+
+
 def count_repeats(term: Term, found: Break, step: int) -> None:
     """Count repetitions of this fault, and end the job if there are too many. The same crash or
     exception in the same step, again and again, is a fault of code or data that no restart repairs.
@@ -254,8 +267,7 @@ def count_repeats(term: Term, found: Break, step: int) -> None:
     Any other cause is left to the restart budgets: an infrastructure fault that stops all progress
     also hits the same step each time.
     """
-    claims = (*term.run_log.claims, *list_pending(term.running, term.run_log.index))
-    before = rounds.count_repeats(claims, found.cause, step, found.fault)
+    before = _count_before(term, found, step)
     term.change(term.state.strike_step(found.cause, step, found.fault))
     if before + 1 >= report.SAME_FAULT_LIMIT and found.cause in CODE_OR_DATA:
         what = f"{found.cause} ({found.fault})" if found.fault else found.cause

@@ -28,7 +28,13 @@ from everstep_agent.coordinator import (
 from everstep_agent.coordinator.breaks import BELOW_MINIMUM, REPLICAS_DIFFER, Break
 from everstep_agent.coordinator.gather import adopt, judge_claim, log_epoch
 from everstep_agent.coordinator.kept_out import find_kept_out
-from everstep_agent.coordinator.recover import CAUSE_SECONDS, cause_of, count_repeats, refine
+from everstep_agent.coordinator.recover import (
+    CAUSE_SECONDS,
+    cause_of,
+    count_repeats,
+    is_last_try,
+    refine,
+)
 from everstep_agent.coordinator.term import Term
 from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Id
 from everstep_agent.runlog import rules as runlog_rules
@@ -277,9 +283,9 @@ async def _go_on(
     former = term.running
     if why := regroup_rules.why_not_again(former, survivors, plan, certain=found.certain):
         return why
+    if is_last_try(term, found, plan.applied + 1):
+        return "the same fault ends the job now, so its state is saved first"
     count_repeats(term, found, plan.applied + 1)
-    if term.ended:
-        return ""
     pending = step_first_rules.list_pending(former, term.run_log.index)
     ahead = _judge_ahead(term, survivors, plan, pending, found.cause)
     if isinstance(ahead, str):

@@ -21,7 +21,7 @@ from everstep_agent.coordinator.breaks import (
     find_late_start,
     find_refusal,
 )
-from everstep_agent.coordinator.hung import list_hung
+from everstep_agent.coordinator.hung import keep_named, list_hung, list_new
 from everstep_agent.coordinator.recover import recover
 from everstep_agent.coordinator.stuck import find_stuck
 from everstep_agent.coordinator.term import STALE_SECONDS, Term
@@ -177,9 +177,10 @@ def _advance(term: Term, workers: Sequence[WorkerReport], now: float) -> None:
 def _cut_out(term: Term, now: float) -> None:
     """Have ranks ended that make no progress while all others wait for them."""
     able = all(r.in_place for r in term.recent()) and not regroup.why_not_wanted(term)
-    hung = _list_hung(term, now) if able else ()
-    if hung != term.running.hung:
-        if any(not found.stopped for found in hung):
+    former = term.running.hung
+    hung = keep_named(_list_hung(term, now), former, term.recent()) if able else ()
+    if hung != former:
+        if any(not found.stopped for found in list_new(hung, former)):
             term.patience = term.patience.after_cut(now)
         term.change(term.state.cut_out(hung))
 
@@ -230,5 +231,9 @@ async def _finish(term: Term, step: int) -> None:
         if lost.reason != "PlaceTaken" or term.run_log.newest_claim != claim:
             await fence.check_fence(term)
             return
-    nothing = "; there was nothing left to do" if epoch.resume >= step else ""
-    term.end(report.Cause.DONE, f"trained to step {step}{nothing}", step=step)
+    nothing = (
+        "; there was nothing left to do: raise `until` of job.steps, or start another run "
+        "(--run, checkpoint.run)"
+    )
+    text = f"trained to step {step}{nothing if epoch.resume >= step else ''}"
+    term.end(report.Cause.DONE, text, step=step)

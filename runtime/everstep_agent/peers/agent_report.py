@@ -156,6 +156,8 @@ class AgentReport:
     """Bytes of the state that they will receive in all; 0: not known yet."""
     in_place: bool = False
     """Its workers can continue in the same step when others are lost."""
+    fixed: str = ""
+    """As in `wire.Tracked`, of one of its workers."""
     leaving: bool = False
     """The agent received SIGTERM: this pod ends within its grace period."""
     acked: int = 0

@@ -26,7 +26,7 @@ class Deaths:
         self.failure: FailureReport | None = None
         """Ends the job: the script cannot run anywhere."""
         self.fatal: FailureReport | None = None
-        """Ends this container only: a new one may work."""
+        """Ends this container only, once none of its workers trains any more: a new one may work."""
         self.stuck: FailureReport | None = None
         """Ends this pod: one of its processes does not end. Kept even if it ends later: the
         operator may have replaced the pod by then.
@@ -88,14 +88,16 @@ class Deaths:
             return faults.Death(cause=report.Cause.WORKER_DIED)
         return faults.classify_signal(self._table, os.WTERMSIG(worker.status), worker.tail.text())
 
-    def died_early(self, worker: Worker) -> bool:
+    def died_early(self, worker: Worker, *, trained: bool = False) -> bool:
         """The worker ended before it joined an epoch. Returns whether to start another one.
 
-        A script that ended by itself would do so again, so it fails the job.
+        A script that ended by itself would do so again, so it fails the job. Unless the job has
+        `trained`: then the script works, and the fault is that of this pod or its node.
         """
         death = worker.death
         assert death is not None
-        if worker.failed is not None and death.cause not in _RETRIED:
+        of_script = worker.failed is not None and death.cause not in _RETRIED
+        if of_script and not trained:
             self.failure = worker.failed
             return False
         self._early += 1
@@ -103,7 +105,9 @@ class Deaths:
             return True
         how = worker.failed.message if worker.failed else worker.exit_text()
         text = f"{self._early} workers in a row ended before they could join the training: {how}"
-        self.fatal = FailureReport(cause=death.cause.value, message=text)
+        cause = report.Cause.WORKER_DIED if of_script else death.cause
+        self.fatal = FailureReport(cause=cause.value, message=text)
+        self._line.say("workers_given_up", local=worker.local, message=text)
         return False
 
     def entered_epoch(self) -> None:

@@ -2,7 +2,9 @@
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -43,29 +45,52 @@ class Restorer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._fetcher = Fetcher(store, memory)
         self._fetched: Fetched | None = None
-        self._mending = asyncio.Lock()
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """By digest: several workers may ask for the same chunk."""
+        self._errors: dict[str, levels.StorageError] = {}
+        """By what waits: the digest of a chunk, or empty for the checkpoint."""
         self.epoch = 0
         """The newest epoch that was requested."""
         self.broken: BrokenCheckpoint | None = None
-        self.error: levels.StorageError | None = None
         self.sources: Mapping[str, int] = {}
         """Tier → how many chunks of the last checkpoint came from it."""
 
+    @property
+    def error(self) -> levels.StorageError | None:
+        """Why something waits; None: nothing does."""
+        return next(iter(self._errors.values()), None)
+
     def ask(
-        self, epoch: int, commit: log.Commit | None, nearer: Sequence[NearTier], then: Then
+        self,
+        epoch: int,
+        commit: log.Commit | None,
+        nearer: Sequence[NearTier],
+        then: Then,
+        *,
+        whole: bool = True,
     ) -> None:
-        """`nearer`: tiers between this pod's memory and the store."""
+        """
+        Args:
+            nearer: tiers between this pod's memory and the store.
+            whole: as in `Fetcher.fetch`.
+        """
         self._cancel()
         self.epoch = epoch
         self._fetcher, self._fetched = Fetcher(self._store, self._memory, nearer), None
-        self._begin(self._run(commit, then))
+        self._turns.clear()
+        self._errors.clear()
+        self._begin(self._run(commit, then, whole))
 
-    def mend(self, bad: wire.BadChunk, reply: Callable[[Place], None]) -> None:
-        """A worker found a damaged chunk: call `reply` with the place of another copy, once one is
-        here. If there is no other copy, the checkpoint is `broken`.
+    def bring(self, asked: wire.FetchChunk, reply: Callable[[Place], None]) -> bool:
+        """A worker needs a chunk that is damaged or not here: call `reply` with its place, once a
+        sound copy is here. If there is none anywhere, the checkpoint is `broken`.
+
+        Returns whether the chunk belongs to the checkpoint; if not, the request is ignored.
         """
-        if self._fetched is not None and bad.digest in self._fetched.places:
-            self._begin(self._mend(self._fetched, bad, reply))
+        if self._fetched is None or asked.digest not in self._fetched.needed:
+            return False
+        self._begin(self._bring(self._fetched, asked, reply))
+        return True
 
     async def close(self) -> None:
         await asyncio.gather(*self._cancel(), return_exceptions=True)
@@ -81,52 +106,63 @@ class Restorer:
             task.cancel()
         return tasks
 
-    async def _run(self, commit: log.Commit | None, then: Then) -> None:
+    async def _run(self, commit: log.Commit | None, then: Then, whole: bool) -> None:
         started = time.monotonic()
         if commit is not None:
             try:
                 fetched = await self._persist(
-                    commit, lambda: self._fetcher.fetch(commit, self._folder)
+                    commit, lambda: self._fetcher.fetch(commit, self._folder, whole=whole)
                 )
             except Broken as error:
                 self._report_broken(commit, error)
                 return
             self._fetched, self.sources = fetched, fetched.sources
             seconds = round(time.monotonic() - started, 3)
-            self._line.say("fetched", step=commit.step, seconds=seconds, **self.sources)
+            left = len(fetched.needed) - len(fetched.places)
+            later = {"later": left} if left else {}
+            self._line.say("fetched", step=commit.step, seconds=seconds, **self.sources, **later)
         await then(self._fetched, time.monotonic() - started)
 
-    async def _mend(
-        self, fetched: Fetched, bad: wire.BadChunk, reply: Callable[[Place], None]
+    async def _bring(
+        self, fetched: Fetched, asked: wire.FetchChunk, reply: Callable[[Place], None]
     ) -> None:
-        async with self._mending:  # several workers may report the same chunk
-            if fetched.places[bad.digest].is_at(bad.place):
-                self._memory.distrust(bad.digest)
+        digest, damaged = asked.digest, asked.damaged
+        async with self._turns[digest]:
+            here = fetched.places.get(digest)
+            named = damaged is not None and here is not None and here.is_at(damaged)
+            if here is None or (named and not await self._fetcher.recheck(fetched, digest)):
+                if damaged is not None:
+                    self._memory.distrust(digest)
                 try:
                     source = await self._persist(
-                        fetched.commit, lambda: self._fetcher.replace(fetched, bad.digest)
+                        fetched.commit, lambda: self._fetcher.add(fetched, digest), digest
                     )
                 except Broken as error:
                     self._report_broken(fetched.commit, error)
                     return
-                self._line.say(
-                    "chunk_mended", digest=bad.digest, path=bad.place.path, source=source
-                )
-            reply(fetched.places[bad.digest])
+                if damaged is not None:
+                    self._line.say("chunk_mended", digest=digest, path=damaged.path, source=source)
+            reply(fetched.places[digest])
 
-    async def _persist(self, commit: log.Commit, work: Callable[[], Awaitable[T]]) -> T:
-        return await persist(
-            work, f"the checkpoint of step {commit.step}", self._folder, self._waits
-        )
+    async def _persist(
+        self, commit: log.Commit, work: Callable[[], Awaitable[T]], digest: str = ""
+    ) -> T:
+        what = f"the checkpoint of step {commit.step}"
+        return await persist(work, what, self._folder, partial(self._waits, digest))
 
     def _report_broken(self, commit: log.Commit, error: Broken) -> None:
         self.broken = BrokenCheckpoint(manifest=commit.manifest, message=str(error))
         self._line.say("restore_failed", message=str(error))
         self._on_change()
 
-    def _waits(self, error: levels.StorageError | None) -> None:
-        self.error = error
-        self._on_change()
+    def _waits(self, digest: str, error: levels.StorageError | None) -> None:
+        before = self.error
+        if error is None:
+            self._errors.pop(digest, None)
+        else:
+            self._errors[digest] = error
+        if self.error != before:
+            self._on_change()
 
 
 async def persist(work: Callable[[], Awaitable[T]], what: str, folder: Path, on_wait: Waits) -> T:

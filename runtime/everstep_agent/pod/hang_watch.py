@@ -121,11 +121,12 @@ def _find_hang(worker: Worker, limits: hang.Limits, now: float) -> hang.Hang | N
     computes = worker.state in (State.STARTED, State.TRACKED)
     # Its socket's thread reports HELD, whatever its script does. Nobody waits for it to hold once it is cut.
     must_park = worker.state is State.HELD and worker.cut_at is not None
-    if not (computes or must_park) or worker.asking is not None:
+    waits_for_agent = worker.asking is not None or (worker.fetches > 0 and worker.cut_at is None)
+    if not (computes or must_park) or waits_for_agent:
         return None
     return hang.classify_hang(
         worker.position(),
-        started=worker.started_at or now,
+        started=max(worker.started_at or now, worker.fetched_at),
         cut=worker.cut_at,
         limits=limits,
         now=now,

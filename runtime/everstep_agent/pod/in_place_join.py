@@ -36,15 +36,13 @@ class InPlaceJoin:
         """This pod is a member, and its fresh workers replace lost ranks."""
 
     def find_place(self, level: EpochLevel | None) -> EpochMember | None:
-        """This pod's place in an epoch that continues with the workers that got ready for it; None:
-        there is none.
+        """This pod's place in an epoch that continues with the workers that got ready for it, even
+        if some of its workers have ended since; None: there is none.
         """
         if level is None or level.in_place is None:
             return None
-        mine, prepared = level.member(*self._me.id), self._workers.prepared_lives()
-        if mine is None or not prepared:
-            return None
-        return mine if all(n in (0, m) for n, m in zip(prepared, mine.lives, strict=True)) else None
+        mine = level.member(*self._me.id)
+        return mine if mine and self._workers.find_newcomers(mine.lives) else None
 
     def follow(self, level: EpochLevel | None) -> None:
         """Do what the invitation asks for.
@@ -123,4 +121,5 @@ class InPlaceJoin:
         """Make the workers that got ready members of the epoch."""
         self._ledger.forget()
         for worker in self._workers.enter(mine.lives):
-            worker.state = State.HELD
+            if worker.alive:
+                worker.state = State.HELD

@@ -42,7 +42,7 @@ from everstep_agent.pod.worker_start import (
     is_fresh_wanted,
 )
 from everstep_agent.pod.workers import Events, Place, WorkerSet
-from everstep_contract import levels, position, wire
+from everstep_contract import levels, places, position, wire
 
 
 class Pod:
@@ -286,7 +286,9 @@ class Pod:
         if mine is None or self.joined != level.number or self._restorer.epoch >= level.number:
             return
         nearer = self._copies.list_nearer(level.members, mine.address)
-        self._restorer.ask(level.number, level.commit, nearer, partial(self._restored, level, mine))
+        whole = level.mesh.holds_unit(mine.ranks.values())
+        then = partial(self._restored, level, mine)
+        self._restorer.ask(level.number, level.commit, nearer, then, whole=whole)
 
     async def _restored(
         self, level: EpochLevel, mine: EpochMember, fetched: Fetched | None, seconds: float
@@ -370,9 +372,9 @@ class Pod:
                 worker.asking = (envelope.id, frame.step)
                 if self.level is not None:
                     self._arming.answer(self.level, [worker])
-            case wire.BadChunk():
-                self._restorer.mend(
-                    frame, lambda place: worker.send(wire.MendedChunk(place=place), envelope.id)
+            case wire.FetchChunk():
+                worker.fetches += self._restorer.bring(
+                    frame, partial(_give_chunk, worker, envelope.id)
                 )
             case wire.Staged():
                 self.saves.take(worker, frame, self.level)
@@ -386,6 +388,9 @@ class Pod:
                 self._regrouped(worker, frame)
             case wire.Parked():
                 worker.state, worker.parked = State.PARKED, frame
+                if worker.joins and not worker.epoch:
+                    self.line.say("not_prepared", local=worker.local, message=frame.why)
+                    self.workers.recycle(0)
                 if self.level is not None and self.level.stage is Stage.CUT:
                     order_save(self.level, [worker], time.monotonic())
             case wire.Finished():
@@ -449,10 +454,17 @@ class Pod:
             self._head_start = head_start.begin(self._newest, now)
         if not worker.asked:
             self.deaths.died(worker, trained=self._trained, now=now)
-            early = worker.epoch == 0 and self.deaths.died_early(worker)
+            early = worker.epoch == 0 and self._died_early(worker)
             if early and not self.quiet and not self.leaving:
                 self._ensure_fresh()
         self._gone()
+
+    def _died_early(self, worker: Worker) -> bool:
+        again = self.deaths.died_early(worker, trained=self._trained)
+        if self.deaths.fatal is not None and not self.workers.group_over():
+            rest = "the other ranks of this pod go on, and this one is not replaced"
+            self._notes = (*self._notes, f"{self.deaths.fatal.message}; {rest}")[-5:]
+        return again
 
     def _gone(self) -> None:
         self._touch()
@@ -529,6 +541,7 @@ class Pod:
             received=received,
             expected=expected,
             in_place=self.workers.can_regroup(),
+            fixed=next((w.tracked.fixed for w in current if w.alive and w.tracked), ""),
             leaving=self.leaving,
             acked=self._arming.acked,
             passed=self._arming.passed(self.level, current),
@@ -567,3 +580,8 @@ class Pod:
     def _storage_error(self) -> levels.StorageError | None:
         waits = self.store.trouble.to_level() if self.store.trouble else None
         return self._restorer.error or self.saves.error or self._share_reader.error or waits
+
+
+def _give_chunk(worker: Worker, request: int, place: places.Place) -> None:
+    worker.fetches, worker.fetched_at = worker.fetches - 1, time.monotonic()
+    worker.send(wire.FetchedChunk(place=place), request)

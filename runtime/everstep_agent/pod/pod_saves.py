@@ -134,9 +134,10 @@ class PodSaves:
     def _give_up(self, worker: Worker, frame: wire.Staged, level: EpochLevel | None) -> None:
         if self.uploads is None or frame.epoch != self._epoch:
             return
-        if _is_tried_again(worker, frame, level) and self.uploads.yield_room(worker.rank):
+        again = frame.full and _is_tried_again(worker, frame, level)
+        if again and self.uploads.yield_room(worker.rank):
             return
-        if frame.whole and self.uploads.make_room_for_whole(worker.rank):
+        if frame.full and frame.whole and self.uploads.make_room_for_whole(worker.rank):
             self._order_again(worker, frame)
             return
         self.uploads.give_up(frame, worker.rank, frame.problem)

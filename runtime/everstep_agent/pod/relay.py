@@ -106,14 +106,14 @@ class Relay:
     async def _ask(self, worker: Worker, frame: Any) -> wire.StoreReply | None:
         """None: a held get reached its limit. Raises `PeerError`."""
         target = self.target
-        if target is None or _is_over(worker):
+        if target is None or _is_over(worker, frame.epoch):
             return wire.StoreReply(error=OVER)
         if isinstance(target, GroupStore):
             return await target.answer(frame, frame.epoch)
         call = StoreCall(epoch=frame.epoch, frame=wire.to_text(wire.encode(frame)))
         answer = await result_unless(
             self.pool.call(target, PATH, call, StoreAnswer, timeout=STORE_SECONDS),
-            lambda: _is_over(worker),
+            lambda: _is_over(worker, frame.epoch),
             CUT_POLL_SECONDS,
         )
         if answer is None:
@@ -123,8 +123,10 @@ class Relay:
         return wire.StoreReply(value=answer.value, number=answer.number, error=answer.error)
 
 
-def _is_over(worker: Worker) -> bool:
-    return worker.cut_at is not None or not worker.alive
+def _is_over(worker: Worker, epoch: int) -> bool:
+    """Whether the worker no longer forms the group of this epoch."""
+    left = epoch < worker.epoch or worker.held == epoch
+    return left or worker.cut_at is not None or not worker.alive
 
 
 async def answer_call(group: GroupStore, call: StoreCall) -> StoreAnswer:

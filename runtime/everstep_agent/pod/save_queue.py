@@ -205,11 +205,11 @@ class Uploads:
         try:
             cuts = await cut_file(staged)
             self._check_unchanged(staged.path, cuts)
-        except (BadStaging, OSError) as error:
+            record = await self._record(job, cuts)
+        except Exception as error:  # else the job would wait for this part without end
             self._drop(job)
-            self.give_up(staged, job.rank, str(error))
+            self.give_up(staged, job.rank, _describe(error))
             return
-        record = await self._record(job, cuts)
         if job not in self._waiting:  # dropped meanwhile
             self._memory.release(staged.path)
             return
@@ -283,11 +283,11 @@ class Uploads:
             self._waits.say(step=staged.step, kind=error.kind, message=str(error))
             await asyncio.sleep(RETRY_SECONDS)
             return
-        except (BadStaging, OSError) as error:
+        except Exception as error:  # else the job would wait for this part without end
             self._uploader.disown(staged.epoch, staged.step)
             if job in self._waiting:  # else it was dropped meanwhile, and its file is gone
                 self._drop(job)
-                self.give_up(staged, job.rank, str(error))
+                self.give_up(staged, job.rank, _describe(error))
             return
         self.error = None
         self._waits.passed()
@@ -310,7 +310,7 @@ class Uploads:
             self._line.say("save_dropped", step=staged.step, rank=rank, message=problem)
         if staged.near and staged.step != self._asked:
             return  # the near save before it is still here
-        if staged.problem:  # its worker had no room for it
+        if staged.full:
             self._make_room()
         self._listener.on_failed(staged, rank)
         if not staged.whole:
@@ -380,6 +380,12 @@ class Uploads:
     def list_paths(self) -> set[str]:
         """The paths of the staged files that wait."""
         return {job.staged.path for job in self._waiting}
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, (BadStaging, OSError)):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
 
 
 def _name(epoch: int, step: int, rank: int, whole: bool) -> UnsentSave:

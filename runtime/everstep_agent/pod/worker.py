@@ -30,6 +30,10 @@ class Worker:
     rank: int = 0
     ready_at: float | None = None
     started_at: float | None = None
+    fetches: int = 0
+    """How many chunks of the checkpoint it waits for."""
+    fetched_at: float = 0.0
+    """When it last received one."""
     cut_at: float | None = None
     dead_at: float | None = None
     asked: bool = False

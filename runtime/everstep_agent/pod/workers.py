@@ -84,6 +84,10 @@ class WorkerSet:
         self.over: list[set[int]] = [set() for _ in range(count)]
         self.current: dict[int, Worker] = {}
         self.fresh: dict[int, Worker] = {}
+        self.gone: dict[int, Worker] = {}
+        """Workers that had got ready to join an epoch, and have ended or are being ended. The epoch
+        may have been planned before that, and then names them.
+        """
         self._all: dict[int, Worker] = {}
         """By pid, until they are reaped."""
         self._starts: dict[int, asyncio.Task[None]] = {}
@@ -183,16 +187,44 @@ class WorkerSet:
 
     def recycle(self, epoch: int) -> None:
         """End the fresh workers that got ready for another epoch, because they cannot go back."""
-        for local, worker in list(self.fresh.items()):
+        for worker in list(self.fresh.values()):
             if worker.joins not in (0, epoch):
-                del self.fresh[local]
+                self._forget_fresh(worker)
                 self._background(self._end(worker))
 
+    def _forget_fresh(self, worker: Worker) -> None:
+        del self.fresh[worker.local]
+        if worker.joins:
+            self.gone[worker.local] = worker
+
+    def find_newcomers(self, lives: Sequence[int]) -> list[Worker]:
+        """The workers that got ready to join and have these lives, including those that have ended.
+
+        Empty if there are none, or if a rank with one of these lives is neither here nor a member.
+        """
+        found = []
+        for local, life in enumerate(lives):
+            ready = (self.fresh.get(local), self.gone.get(local))
+            newcomer = next((w for w in ready if w and w.joins and w.life == life), None)
+            if newcomer is not None:
+                found.append(newcomer)
+            elif life and not self._is_current(local, life):
+                return []
+        return found
+
+    def _is_current(self, local: int, life: int) -> bool:
+        return local in self.current and self.current[local].life == life
+
     def enter(self, lives: Sequence[int]) -> list[Worker]:
-        """Make the prepared workers with these lives members."""
-        entered = [w for w in self.fresh.values() if lives[w.local] == w.life]
+        """Make these newcomers members. One that has ended becomes a member, too: its death counts
+        in that epoch.
+        """
+        entered = self.find_newcomers(lives)
         for worker in entered:
-            self.current[worker.local] = self.fresh.pop(worker.local)
+            self.current[worker.local] = worker
+            if self.fresh.get(worker.local) is worker:
+                del self.fresh[worker.local]
+        self.gone.clear()
         return entered
 
     def ended_lives(self) -> tuple[Ended, ...]:
@@ -207,7 +239,7 @@ class WorkerSet:
 
     def begin(self, build: Callable[[Worker], wire.Start]) -> None:
         """The fresh workers enter the epoch."""
-        self.current, self.fresh = self.fresh, {}
+        self.current, self.fresh, self.gone = self.fresh, {}, {}
         for worker in self.current.values():
             start = build(worker)
             worker.epoch, worker.rank = start.epoch, start.rank
@@ -231,8 +263,7 @@ class WorkerSet:
 
     def are_current(self, lives: Sequence[int]) -> bool:
         """Whether the workers in the present epoch have these lives. A life of 0 is ignored."""
-        mine = {local: worker.life for local, worker in self.current.items()}
-        return all(mine.get(local) == life for local, life in enumerate(lives) if life)
+        return all(self._is_current(local, life) for local, life in enumerate(lives) if life)
 
     def are_fresh(self, lives: Sequence[int]) -> bool:
         """The same for fresh workers."""
@@ -397,7 +428,7 @@ class WorkerSet:
         for path in (Path(worker.page_path), *self._list_slots(worker)):
             path.unlink(missing_ok=True)
         if self.fresh.get(worker.local) is worker:
-            del self.fresh[worker.local]
+            self._forget_fresh(worker)
         self._events.on_death(worker)
 
     def _list_slots(self, worker: Worker) -> Iterator[Path]:
