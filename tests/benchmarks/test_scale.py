@@ -6,6 +6,7 @@ import pytest
 
 from everstep_lab.exporter.gpu import build_gpu
 from everstep_operator.health import parse
+from everstep_operator.jobs.plan import QUIET_SECONDS
 from everstep_scale import cli, meter, table
 from everstep_scale.bench import Bench
 from everstep_scale.exporters import Exporters
@@ -13,6 +14,8 @@ from everstep_scale.objects import GPUS, Size
 from own_lab import own_lab
 
 NETWORK = 74
+STEADY_SECONDS = QUIET_SECONDS + 2.0
+"""Long enough for a pass of every job: a training job's figures are written by one."""
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
@@ -22,7 +25,7 @@ async def test_where_nothing_changes_nothing_is_written() -> None:
     flags = (*config.operator_args, "--figures-seconds=1", "--agent-seconds=0.5")
     with own_lab(dataclasses.replace(config, operator_args=flags), NETWORK) as lab:
         async with lab.api() as api:
-            bench = Bench(lab, api, Size(jobs=5, nodes=20), 4.0, print)
+            bench = Bench(lab, api, Size(jobs=5, nodes=20), STEADY_SECONDS, print)
             phases = await bench.run()
     print(table.render(phases))
     assert cli.find_problems(phases) == []
