@@ -92,6 +92,37 @@ async def test_a_save_that_is_due_does_not_wait_for_a_newcomer_that_gets_ready()
     assert not term.running.boundary.hold
 
 
+async def test_a_newcomer_is_invited_while_the_members_save_and_joins_at_the_boundary_after() -> None:
+    near = Boundary(step=6, near=True, confirmed=True)
+    term = a_term(wanting(3), in_place=1)
+    term.change(term.state.begin_epoch(an_epoch(stage=Stage.RUNNING, boundary=near)))
+    for report in (stepping(0), stepping(1)):
+        term.take(replace(report, in_place=True))
+    newcomer = a_report(2, fresh=(1,), in_place=True)
+    term.take(newcomer)
+    watch, workers = boundary_turn.Watch.start(0.0), [a_worker(applied=6), a_worker(applied=6)]
+    boundary_turn.settle(term, watch, workers, 1.0)
+    assert [m.slot for m in term.running.joining] == [2]
+    assert term.running.boundary == near, "not all members hold their parts of step 6"
+    for report in (stepping(0), stepping(1)):
+        term.take(replace(report, in_place=True, kept=(6,)))
+    term.take(replace(newcomer, prepared=(1,)))
+    boundary_turn.settle(term, watch, workers, 2.0)
+    boundary_turn.settle(term, watch, workers, 3.0)
+    assert term.running.boundary == Boundary(step=7, hold=True)
+
+
+async def test_nobody_is_invited_while_ranks_stop_or_hold() -> None:
+    for armed in (Boundary(step=6, stay=True), Boundary(step=6, hold=True)):
+        term = a_term(wanting(3), in_place=1)
+        term.change(term.state.begin_epoch(an_epoch(stage=Stage.RUNNING, boundary=armed)))
+        for report in (stepping(0), stepping(1)):
+            term.take(replace(report, in_place=True))
+        term.take(a_report(2, fresh=(1,), in_place=True))
+        boundary_turn.settle(term, boundary_turn.Watch.start(0.0), [a_worker(), a_worker()], 1.0)
+        assert term.running.joining == ()
+
+
 def start_to_leave() -> tuple[Term, boundary_turn.Watch, list[WorkerReport]]:
     """Two members step, and slot 1 has just been asked to leave."""
     term = a_term(wanting(2, leave=(1,)), in_place=1)

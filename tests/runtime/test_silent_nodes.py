@@ -114,6 +114,9 @@ async def test_half_of_the_ranks_wait_in_place_until_the_operator_lets_the_other
         gang.want(yields=(levels.Yield(slot=0, attempt=0, epoch=1),))
         await gang.until(lambda s: s.epoch == 2 and s.running)
         assert gang.seen.yielded == gang.wanted.yields
+        await gang.until(lambda s: any(not i.open for i in s.incidents))
+        incident = gang.seen.incidents[0]
+        assert (incident.cause, incident.slot) == ("AgentLost", 0), "the operator finds its move by the slot"
         await gang.reports()
         assert gang.worker(1) == survivor
         await assert_exact(gang, STEPS)

@@ -111,6 +111,8 @@ def settle(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float
         _arm(term, watch, workers, now)
         return False
     _open_move(term, watch)
+    if not (boundary.stay or boundary.hold):
+        _invite_meanwhile(term, watch, now)
     moved = boundaries.advance(boundary, epoch.members, term.recent(), raises=watch.raises)
     if moved != boundary:
         watch.raises += moved.step != boundary.step
@@ -125,7 +127,8 @@ def settle(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float
     if boundary.stay:
         return _stay(term, watch, boundary, workers)
     if boundary.near:
-        over = all(w.applied > boundary.step for w in workers)
+        held = members.find_held(epoch, term.reports.all())
+        over = held >= boundary.step or all(w.applied > boundary.step for w in workers)
     else:
         over = epoch.committed >= boundary.step or all(
             w.applied > boundary.step + 1 for w in workers
@@ -158,10 +161,40 @@ def _give_up(term: Term, watch: Watch, boundary: Boundary, now: float) -> None:
 
 
 def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) -> None:
-    epoch, recent = term.running, term.recent()
-    if not {m.id for m in epoch.members} <= {r.id for r in recent}:
+    if not _all_answer(term):
         return  # it is unknown what silent members can do, and no boundary would be confirmed
     ready = _list_ready(term)
+    in_place, purpose = _choose_purpose(term, watch, ready, now)
+    if in_place and _leave_in_place(term, watch, workers, purpose, ready, now):
+        return
+    watch.leave_at = watch.may_leave_at = None
+    if purpose not in levels.IN_ORDER or purpose == "Grow":
+        _withdraw_move(term, purpose)
+    joins = purpose == "Grow" and in_place
+    if joins and not (_invite_missing(term, ready) and _may_claim_soon(term)):
+        purpose, joins = "", False
+    saves = purpose or _is_save_due(term, watch, now) or _is_pin_due(term, watch, now)
+    if not saves:
+        if _is_near_due(term, watch, workers, now):
+            _arm_at(term, watch, workers, "", now, near=True)
+        return
+    # A worker that joins in place interrupts nobody: that is no incident.
+    watch.move = None if joins else _describe_move(term, purpose, term.recent())
+    _open_move(term, watch)
+    _arm_at(term, watch, workers, purpose, now, hold=joins)
+
+
+def _all_answer(term: Term) -> bool:
+    return {m.id for m in term.running.members} <= {r.id for r in term.recent()}
+
+
+def _choose_purpose(
+    term: Term, watch: Watch, ready: Sequence[AgentReport], now: float
+) -> tuple[bool, str]:
+    """Whether newcomers can join and members leave in place, and why the epoch should end at a
+    boundary (`boundaries.why_stay`).
+    """
+    epoch, recent = term.running, term.recent()
     others = join_rules.list_others(epoch, ready)
     in_place = bool(term.settings.in_place) and join_rules.can_join(epoch, recent)
     whole = epoch.slots_together * len(
@@ -177,25 +210,17 @@ def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) 
         coordinator=term.me.id,
         waited=now - (watch.ready_at or now),
         gang=0.0 if in_place else term.settings.gang_seconds,
-    ) or boundaries.why_renew(term.wanted, epoch)
-    if in_place and _leave_in_place(term, watch, workers, purpose, ready, now):
-        return
-    watch.leave_at = watch.may_leave_at = None
-    if purpose not in levels.IN_ORDER or purpose == "Grow":
-        _withdraw_move(term, purpose)
-    joins = purpose == "Grow" and in_place
-    missing = term.wanted.want_workers - len(epoch.members)
-    if joins and not (_invite(term, ready, missing) and _may_claim_soon(term)):
-        purpose, joins = "", False
-    saves = purpose or _is_save_due(term, watch, now) or _is_pin_due(term, watch, now)
-    if not saves:
-        if _is_near_due(term, watch, workers, now):
-            _arm_at(term, watch, workers, "", now, near=True)
-        return
-    # A worker that joins in place interrupts nobody: that is no incident.
-    watch.move = None if joins else _describe_move(term, purpose, recent)
-    _open_move(term, watch)
-    _arm_at(term, watch, workers, purpose, now, hold=joins)
+    )
+    return in_place, purpose or boundaries.why_renew(term.wanted, epoch)
+
+
+def _invite_meanwhile(term: Term, watch: Watch, now: float) -> None:
+    """Invite newcomers although a boundary is armed at which the ranks only save: they get ready
+    until the save is done.
+    """
+    ready = _list_ready(term) if _all_answer(term) else []
+    if ready and _choose_purpose(term, watch, ready, now) == (True, "Grow"):
+        _invite_missing(term, ready)
 
 
 def _list_ready(term: Term) -> list[AgentReport]:
@@ -316,6 +341,10 @@ def _awaits_replacement(term: Term, watch: Watch, now: float) -> bool:
     since = watch.may_leave_at
     late = since is None or now - since > REPLACEMENT_SECONDS
     return bool(term.running.joining) and not told and not late and _may_claim_soon(term)
+
+
+def _invite_missing(term: Term, ready: Sequence[AgentReport]) -> bool:
+    return _invite(term, ready, term.wanted.want_workers - len(term.running.members))
 
 
 def _invite(term: Term, ready: Sequence[AgentReport], missing: int) -> bool:

@@ -138,11 +138,11 @@ def _have_saved(term: Term, saver: Saver) -> None:
 
 
 def refine(
-    term: Term, found: Break, now: float, waited: float, outvoted: Collection[Id] = ()
+    term: Term, found: Break, now: float, waited: float, given_up: Collection[Id] = ()
 ) -> Break:
     """The break, with its cause as known by now. A death reported only after the group broke is its
     cause; a second death belongs to the same break. If no death is known, the same holds for a
-    member that is silent and `outvoted`.
+    silent member that is `given_up`: the others may continue without it.
     """
     known = breaks.list_breaks(
         term.running,
@@ -150,7 +150,7 @@ def refine(
         term.wanted,
         idle=waited,
         hang=term.settings.hang_seconds,
-        outvoted=outvoted,
+        outvoted=given_up,
     )
     better = breaks.explain(found, known)
     if better == found:

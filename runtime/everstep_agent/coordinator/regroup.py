@@ -95,9 +95,14 @@ def _list_lost(term: Term) -> frozenset[Id]:
     """Members that need not answer: proven dead, given up by the operator, left out by a yield, or
     silent and outvoted.
     """
+    return _list_proven(term) | _list_given_up(term)
+
+
+def _list_given_up(term: Term) -> frozenset[Id]:
+    """Silent members without which the others may continue: left out by a yield, or outvoted."""
     yields = silence_rules.list_yields(term.wanted, term.reports.aged(term.now()))
     yielded = silence_rules.list_yielded(term.running, yields, _newest_claim(term))
-    return _list_proven(term) | yielded | list_outvoted(term)
+    return yielded | list_outvoted(term)
 
 
 def _list_proven(term: Term) -> frozenset[Id]:
@@ -179,7 +184,7 @@ async def _plan(term: Term, found: Break, began: float) -> tuple[Break, Planned 
         look_for_silence(term)
         waited = term.now() - began
         late = hold.are_late(_list_silent(term), term.now())
-        found = refine(term, found, term.now(), waited, list_outvoted(term))
+        found = refine(term, found, term.now(), waited, _list_given_up(term))
         if found.failure is not None:
             return found, f"{found.cause}: the script failed"
         if why := _why_not_wait(term, waited) if late else "":
