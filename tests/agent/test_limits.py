@@ -92,7 +92,9 @@ async def test_a_save_that_is_due_does_not_wait_for_a_newcomer_that_gets_ready()
     assert not term.running.boundary.hold
 
 
-async def test_a_newcomer_is_invited_while_the_members_save_and_joins_at_the_boundary_after() -> None:
+async def test_a_newcomer_is_invited_while_the_members_save_and_joins_at_the_boundary_after() -> (
+    None
+):
     near = Boundary(step=6, near=True, confirmed=True)
     term = a_term(wanting(3), in_place=1)
     term.change(term.state.begin_epoch(an_epoch(stage=Stage.RUNNING, boundary=near)))

@@ -116,7 +116,9 @@ async def test_half_of_the_ranks_wait_in_place_until_the_operator_lets_the_other
         assert gang.seen.yielded == gang.wanted.yields
         await gang.until(lambda s: any(not i.open for i in s.incidents))
         incident = gang.seen.incidents[0]
-        assert (incident.cause, incident.slot) == ("AgentLost", 0), "the operator finds its move by the slot"
+        assert (incident.cause, incident.slot) == ("AgentLost", 0), (
+            "the operator finds its move by the slot"
+        )
         await gang.reports()
         assert gang.worker(1) == survivor
         await assert_exact(gang, STEPS)

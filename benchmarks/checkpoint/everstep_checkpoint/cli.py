@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 saves=options.saves,
                 every=EVERY,
             )
-            order = [s for s in (EVERSTEP, *PEERS) if not options.only or options.only in s]
+            order = _choose_systems(options.only)
             chance.shuffle(order)
             for system in order:
                 print(f"{mib} MiB, {ranks} ranks: {system}", file=sys.stderr, flush=True)
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _save(rows)
             print(describe([r for r in rows if (r.mib, r.ranks) == (mib, ranks)]), flush=True)
     print(f"every run: {RESULTS}")
-    return 0
+    return 0 if rows else 1
 
 
 def _play_chaos(points: int) -> int:
@@ -106,9 +106,16 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="instead: ckpt-chaos, with so many kills of each kind",
     )
     options = parser.parse_args(argv)
+    if not _choose_systems(options.only):
+        parser.error(f"--only {options.only}: known are {', '.join((EVERSTEP, *PEERS))}")
     if options.saves < 4 or min(options.mib) < workload.LAYER_MIB or min(options.ranks) < 1:
         parser.error(f"--saves ≥ 4, --mib ≥ {workload.LAYER_MIB}, --ranks ≥ 1")
     return options
+
+
+def _choose_systems(only: str | None) -> list[str]:
+    """The systems whose name contains `only`; all if there is none."""
+    return [system for system in (EVERSTEP, *PEERS) if not only or only in system]
 
 
 def _save(rows: Sequence[Row]) -> None:

@@ -89,7 +89,7 @@ def _play(system: System, fault: str, run: int, options: argparse.Namespace) -> 
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    full = bool(os.environ.get("FULL"))
+    full = os.environ.get("FULL") == "1"
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--runs", type=int, default=7 if full else 3, help="of each system")
