@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from everstep_contract import names
 from everstep_demo.board import Board
 from everstep_demo.runwatch import RunWatch
 from everstep_demo.trial import NAMESPACE, URI, Trial, build_job
@@ -37,6 +38,29 @@ async def test_a_wrong_resource_is_refused_with_the_field_and_the_fix(board: Boa
     job = build_job("wrong")
     job["spec"]["workers"]["template"]["spec"]["nodeName"] = "node-1"
     assert "nodeSelector" in await refused(board, job)
+
+
+async def test_a_quarantine_is_not_withdrawn_by_an_edit_that_keeps_it(lab: Lab) -> None:
+    path = f"/apis/{names.GROUP}/{names.VERSION}/{names.QUARANTINE_PLURAL}"
+    spec = {
+        "nodeName": "no-such-node", "incident": "i-1", "verdict": "Leaving", "reason": "GpuFatalXid",
+        "message": "XID 79", "decidedAt": "2026-11-21T10:00:00Z",
+    }  # fmt: skip
+    body = {
+        "apiVersion": f"{names.GROUP}/{names.VERSION}",
+        "kind": names.QUARANTINE_KIND,
+        "metadata": {"name": "edited"},
+        "spec": {**spec, "cordon": False},
+    }
+    async with lab.api() as api:
+        await api.create(path, body)
+        try:
+            await api.patch(f"{path}/edited", {"spec": {"cordon": True}})
+            with pytest.raises(ApiError, match="to release the node, delete this object") as caught:
+                await api.patch(f"{path}/edited", {"spec": {"cordon": False}})
+            assert caught.value.status == 422
+        finally:
+            await api.delete(f"{path}/edited")
 
 
 async def fails(lab: Lab, board: Board, job: dict, *, limit: float = 60.0) -> tuple[str, str]:

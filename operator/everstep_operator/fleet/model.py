@@ -154,5 +154,9 @@ RESOURCE = Resource(
             cel="self.spec.incident == oldSelf.spec.incident",
             message="spec.incident cannot be changed: it names this incident in Events and logs",
         ),
+        Rule(
+            cel="self.spec.cordon || !oldSelf.spec.cordon",
+            message="spec.cordon cannot be changed from true to false: to release the node, delete this object",
+        ),
     ),
 )
