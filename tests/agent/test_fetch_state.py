@@ -3,6 +3,7 @@ not fall back to an older checkpoint.
 """
 
 import asyncio
+import errno
 import io
 import os
 from collections.abc import AsyncIterator
@@ -50,10 +51,21 @@ async def test_where_there_is_no_room_for_a_checkpoint_it_is_said_and_waited_for
     fetched = await asyncio.wait_for(fetching, 30)
     assert fetched.commit == newest
     assert said[0] is not None
-    assert said[0].kind == "NoRoom"
+    assert said[0].kind == "NotWritten"
     assert "checkpoint of step 2" in said[0].message
-    assert "stagingMemory" in said[0].message
+    assert "cordon the node" in said[0].message
     assert said[-1] is None
+
+
+def test_only_a_full_folder_is_called_full() -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    told = fetch_state.describe_unwritten(full, "the checkpoint of step 2", Path("/dev/shm"))
+    assert told.kind == "NoRoom"
+    assert "stagingMemory" in told.message
+    broken = OSError(errno.EIO, os.strerror(errno.EIO))
+    told = fetch_state.describe_unwritten(broken, "the checkpoint of step 2", Path("/dev/shm"))
+    assert told.kind == "NotWritten"
+    assert "stagingMemory" not in told.message
 
 
 class Told:

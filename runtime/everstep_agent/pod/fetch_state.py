@@ -1,6 +1,7 @@
 """Brings the checkpoint of a new epoch into this pod's memory, however long the store takes."""
 
 import asyncio
+import errno
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -20,7 +21,9 @@ from everstep_contract import levels, log, wire
 from everstep_contract.places import Place
 
 RETRY_SECONDS = 1.0
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM})
 MORE_ROOM = "raise spec.checkpoint.stagingMemory if this persists"
+OTHER_NODE = "Everstep tries again; if this persists, cordon the node and delete the pod, so that it starts elsewhere"
 
 T = TypeVar("T")
 Then = Callable[[Fetched | None, float], Awaitable[None]]
@@ -166,7 +169,7 @@ class Restorer:
 
 
 async def persist(work: Callable[[], Awaitable[T]], what: str, folder: Path, on_wait: Waits) -> T:
-    """The result of `work`, which is repeated until the store answers and `folder` has room."""
+    """The result of `work`, which is repeated until the store answers and `folder` takes it."""
     while True:
         try:
             found = await work()
@@ -178,9 +181,16 @@ async def persist(work: Callable[[], Awaitable[T]], what: str, folder: Path, on_
         except OSError as error:
             # A full folder is no evidence either: workers that still map the last checkpoint's
             # files free space when they end.
-            text = f"no room for {what} in {folder}: {error}; {MORE_ROOM}"
-            on_wait(levels.StorageError(kind="NoRoom", message=text))
+            on_wait(describe_unwritten(error, what, folder))
             await asyncio.sleep(RETRY_SECONDS)
         else:
             on_wait(None)
             return found
+
+
+def describe_unwritten(error: OSError, what: str, folder: Path) -> levels.StorageError:
+    if error.errno in FULL:
+        text = f"no room for {what} in {folder}: {error}; {MORE_ROOM}"
+        return levels.StorageError(kind="NoRoom", message=text)
+    text = f"{what} cannot be written to {folder}: {error}; {OTHER_NODE}"
+    return levels.StorageError(kind="NotWritten", message=text)
