@@ -112,6 +112,9 @@ class _Jobs(Collector):
         restarts = CounterMetricFamily(
             "everstep_job_restarts", "Interruptions by cause.", labels=(*LABELS, "cause")
         )
+        interruptions = CounterMetricFamily(
+            "everstep_job_interruptions", "Interruptions, each counted once.", labels=LABELS
+        )
         figures = {name: GaugeMetricFamily(name, text, labels=LABELS) for name, text in _FIGURES}
         for job in self._world.jobs:
             labels = (job["metadata"]["namespace"], job["metadata"]["name"])
@@ -121,8 +124,11 @@ class _Jobs(Collector):
                 figures[name].add_metric(labels, value)
             for cause, count in _count_restarts(status).items():
                 restarts.add_metric((*labels, cause), count)
+            total = (status.get("restarts") or {}).get("total")
+            interruptions.add_metric(labels, int(total or 0))
         yield state
         yield restarts
+        yield interruptions
         yield from figures.values()
 
 

@@ -339,6 +339,8 @@ def render(status: JobStatus) -> dict[str, int]:
     world.jobs.put({"metadata": metadata, "status": document})
     text = Metrics((), world, lambda: True, observe_only=False).render().decode().splitlines()
     found = [line for line in text if line.startswith("everstep_job_restarts_total{")]
+    each = next(line for line in text if line.startswith("everstep_job_interruptions_total{"))
+    assert int(float(each.split()[-1])) == (status.restarts.total if status.restarts else 0)
     return {line.split('"')[1]: int(float(line.split()[-1])) for line in found}
 
 
@@ -349,6 +351,8 @@ def test_the_counter_for_prometheus_never_falls_not_even_when_the_operator_resta
     convicted = replace(died, verdicts={"node-1": a_verdict("node-1", NodeState.GONE)})
     moved = again(convicted, NOW + 30)
     assert restarts(moved.job.status) == {"NodeGone": 1}
+    assert moved.job.status.restarts is not None
+    assert moved.job.status.restarts.total == 1, "the alert on interruptions counts it once"
     assert render(moved.job.status) == {"NodeGone": 1, "WorkerDied": 1}
     assert render(plan(moved, NOW + 31).status) == {"NodeGone": 1, "WorkerDied": 1}
 
