@@ -192,7 +192,7 @@ def _choose_purpose(
     term: Term, watch: Watch, ready: Sequence[AgentReport], now: float
 ) -> tuple[bool, str]:
     """Whether newcomers can join and members leave in place, and why the epoch should end at a
-    boundary (`boundaries.why_stay`).
+    boundary (`boundaries.why_stay`). Notes in `watch` since when a pod has been ready.
     """
     epoch, recent = term.running, term.recent()
     others = join_rules.list_others(epoch, ready)
