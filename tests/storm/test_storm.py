@@ -69,7 +69,7 @@ def verify(folder: Path) -> None:
 
 def assert_right(folder: Path, seed: int, story: str) -> None:
     found = witness.judge(evidence.read(folder), witness.compute(seed, end_of(folder)))
-    assert found == [], story
+    assert not found, "\n".join([*found, story])
     verify(folder)
 
 
