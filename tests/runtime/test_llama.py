@@ -58,6 +58,7 @@ async def test_one_rank_goes_on_where_a_unit_of_two_has_stopped(tmp_path: Path) 
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 async def test_each_mesh_trains_to_the_same_loss(tmp_path: Path) -> None:
     """The tolerance is what another order of sums costs in bfloat16."""
     found = []
