@@ -135,10 +135,13 @@ def count_left(shown: str) -> int:
     return sum(map(int, re.findall(r"event=fetched .*\blater=(\d+)", shown)))
 
 
-def a_slow_script(job: Job) -> None:
+def a_slow_script(job: Job, struck: Path) -> None:
+    """The last step waits until `struck` exists: the kill must not come after it."""
     model, optimizer = build(job)
     data = job.batches(a_dataset(), global_batch=8, micro_batch=2)
     for step in job.steps(until=NEAR_STEPS):
+        while step.number == NEAR_STEPS and not struck.exists():
+            time.sleep(0.01)
         for inputs, wanted in step.batches(data):
             step.backward(nn.functional.cross_entropy(model(inputs), wanted))
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -146,13 +149,19 @@ def a_slow_script(job: Job) -> None:
         time.sleep(0.05)
 
 
-async def train_one_unit(folder: Path, killed: int | None = None) -> tuple[list[Any], RunLog]:
+async def train_one_unit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, killed: int | None = None
+) -> tuple[list[Any], RunLog]:
     """Train four ranks that hold one model, and kill one once a near save is kept; return ledger and run log."""
+    struck = folder / "struck"
+    forked = spawn.ForkSpawner(lambda: run(lambda job: a_slow_script(job, struck), seed=3))
+    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: forked)
     await asyncio.to_thread(folder.mkdir)
     async with Gang(folder, 4, mesh=Mesh(shard=4), max_redo_seconds=0.3) as gang:
         if killed is not None:
             await gang.until(lambda s: s.kept_step >= KEPT)
             os.kill(gang.worker(killed), signal.SIGKILL)
+        await asyncio.to_thread(struck.touch)
         await gang.reports()
         read = [dict(gang.agents[slot].pod.restored_from) for slot in sorted(gang.agents)]
         log = await gang.run_log()
@@ -165,11 +174,9 @@ async def test_a_rank_of_the_only_unit_costs_the_steps_since_the_last_near_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The steps are computed again exactly, so the run equals an undisturbed one bit for bit."""
-    forked = spawn.ForkSpawner(lambda: run(a_slow_script, seed=3))
-    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: forked)
-    undisturbed, log = await train_one_unit(tmp_path / "undisturbed")
+    undisturbed, log = await train_one_unit(tmp_path / "undisturbed", monkeypatch)
     assert [c.step for c in log.commits] == [NEAR_STEPS], "a near save was committed without need"
-    ledger, log = await train_one_unit(tmp_path / "disturbed", killed=2)
+    ledger, log = await train_one_unit(tmp_path / "disturbed", monkeypatch, killed=2)
     assert ledger == undisturbed
     assert [e.step for e in ledger] == list(range(1, NEAR_STEPS + 1))
     first, last = log.commits
