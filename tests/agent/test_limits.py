@@ -6,9 +6,11 @@ import pytest
 
 from agent.a_term import a_term
 from agent.given import a_member, a_report, a_worker, an_epoch, stepping, wanting
-from everstep_agent.coordinator import boundaries, boundary_turn, faults, gather
+from everstep_agent.coordinator import boundaries, boundary_turn, faults, gather, leave_in_place
 from everstep_agent.coordinator.breaks import find_late_start
+from everstep_agent.coordinator.incidents import Cause
 from everstep_agent.coordinator.term import Term
+from everstep_agent.coordinator.watch import Watch
 from everstep_agent.peers.agent_report import State, WorkerReport
 from everstep_agent.peers.epoch_level import Boundary, Stage
 from everstep_contract import levels
@@ -47,7 +49,7 @@ def test_an_epoch_that_does_not_start_is_broken_and_names_who_has_not_begun() ->
 async def test_a_boundary_that_nobody_confirms_is_given_up_and_said() -> None:
     term = a_term(wanting(2))
     term.change(term.state.begin_epoch(an_epoch(boundary=Boundary(step=8))))
-    watch = replace(boundary_turn.Watch.start(0.0), armed_at=100.0)
+    watch = replace(Watch.start(0.0), armed_at=100.0)
     workers = [a_worker(), a_worker()]
     assert not boundary_turn.settle(term, watch, workers, 100.0 + boundary_turn.ARM_SECONDS - 1)
     assert term.running.boundary == Boundary(step=8)
@@ -61,14 +63,14 @@ async def test_a_boundary_that_nobody_confirms_is_given_up_and_said() -> None:
 
 
 def test_losses_one_after_another_do_not_put_off_saves_by_seconds() -> None:
-    watch = boundary_turn.Watch.start(0.0)
+    watch = Watch.start(0.0)
     for loss in (20.0, 40.0, 60.0):
         watch = watch.renew(loss)
     assert (watch.save_at, watch.began) == (0.0, 60.0)
 
 
 def test_a_job_below_its_minimum_is_short_since_the_first_loss_that_made_it_so() -> None:
-    watch = boundary_turn.Watch.start(0.0)
+    watch = Watch.start(0.0)
     assert watch.short(False, 10.0) == 0.0
     assert watch.renew(20.0).short(True, 20.0) == 0.0
     watch.short(True, 20.0)
@@ -83,7 +85,7 @@ async def test_a_save_that_is_due_does_not_wait_for_a_newcomer_that_gets_ready()
     for report in (stepping(0), stepping(1)):
         term.take(replace(report, in_place=True))
     term.take(a_report(2, fresh=(1,), in_place=True))
-    watch, workers = boundary_turn.Watch.start(0.0), [a_worker(), a_worker()]
+    watch, workers = Watch.start(0.0), [a_worker(), a_worker()]
     boundary_turn.settle(term, watch, workers, 29.0)
     assert term.running.joining, "the newcomer is invited, but not ready"
     assert term.running.boundary is None
@@ -102,7 +104,7 @@ async def test_a_newcomer_is_invited_while_the_members_save_and_joins_at_the_bou
         term.take(replace(report, in_place=True))
     newcomer = a_report(2, fresh=(1,), in_place=True)
     term.take(newcomer)
-    watch, workers = boundary_turn.Watch.start(0.0), [a_worker(applied=6), a_worker(applied=6)]
+    watch, workers = Watch.start(0.0), [a_worker(applied=6), a_worker(applied=6)]
     boundary_turn.settle(term, watch, workers, 1.0)
     assert [m.slot for m in term.running.joining] == [2]
     assert term.running.boundary == near, "not all members hold their parts of step 6"
@@ -121,17 +123,17 @@ async def test_nobody_is_invited_while_ranks_stop_or_hold() -> None:
         for report in (stepping(0), stepping(1)):
             term.take(replace(report, in_place=True))
         term.take(a_report(2, fresh=(1,), in_place=True))
-        boundary_turn.settle(term, boundary_turn.Watch.start(0.0), [a_worker(), a_worker()], 1.0)
+        boundary_turn.settle(term, Watch.start(0.0), [a_worker(), a_worker()], 1.0)
         assert term.running.joining == ()
 
 
-def start_to_leave() -> tuple[Term, boundary_turn.Watch, list[WorkerReport]]:
+def start_to_leave() -> tuple[Term, Watch, list[WorkerReport]]:
     """Two members step, and slot 1 has just been asked to leave."""
     term = a_term(wanting(2, leave=(1,)), in_place=1)
     term.change(term.state.begin_epoch(an_epoch(stage=Stage.RUNNING)))
     for report in (stepping(0), stepping(1)):
         term.take(replace(report, in_place=True))
-    watch, workers = boundary_turn.Watch.start(0.0), [a_worker(), a_worker()]
+    watch, workers = Watch.start(0.0), [a_worker(), a_worker()]
     boundary_turn.settle(term, watch, workers, 1.0)
     return term, watch, workers
 
@@ -158,7 +160,7 @@ async def test_a_leave_that_is_withdrawn_before_its_save_leaves_no_open_incident
     assert (closed.cause, closed.open, closed.steps_lost) == ("Leave", False, 0)
     assert "withdrawn" in closed.message
     assert term.running.incident == ""
-    term.open_incident(boundary_turn.Cause(name="WorkerDied", message="killed", slots=(0,)))
+    term.open_incident(Cause(name="WorkerDied", message="killed", slots=(0,)))
     assert term.state.incidents.levels()[-1].cause == "WorkerDied"
 
 
@@ -167,10 +169,10 @@ async def test_if_all_members_are_to_leave_none_does_so_where_others_join() -> N
     term = a_term(wanting(2, leave=(1,)), in_place=1)
     joining = (a_member(2, node_rank=1),)
     term.change(term.state.begin_epoch(an_epoch(stage=Stage.RUNNING, joining=joining)))
-    watch = replace(boundary_turn.Watch.start(0.0), may_leave_at=1.0)
-    assert boundary_turn.list_free_to_leave(term, watch) == ((1, 0, 1),)
+    watch = replace(Watch.start(0.0), may_leave_at=1.0)
+    assert leave_in_place.list_free_to_leave(term, watch) == ((1, 0, 1),)
     term.want(wanting(2, leave=(0, 1)))
-    assert boundary_turn.list_free_to_leave(term, watch) == ()
+    assert leave_in_place.list_free_to_leave(term, watch) == ()
 
 
 @pytest.mark.parametrize(
@@ -183,7 +185,7 @@ async def test_where_all_restart_a_member_leaves_at_a_boundary(changes: dict[str
     term.change(term.state.begin_epoch(an_epoch(stage=Stage.RUNNING)))
     for report in (stepping(0), stepping(1)):
         term.take(replace(report, in_place=True))
-    boundary_turn.settle(term, boundary_turn.Watch.start(0.0), [a_worker(), a_worker()], 1.0)
+    boundary_turn.settle(term, Watch.start(0.0), [a_worker(), a_worker()], 1.0)
     assert term.running.boundary == Boundary(step=6, stay=True)
 
 
@@ -192,11 +194,11 @@ async def test_the_coordinator_s_own_pod_leaves_as_others_do_and_then_hands_over
     term.change(term.state.begin_epoch(an_epoch(stage=Stage.RUNNING)))
     for report in (stepping(0), stepping(1)):
         term.take(replace(report, in_place=True))
-    boundary_turn.settle(term, boundary_turn.Watch.start(0.0), [a_worker(), a_worker()], 1.0)
+    boundary_turn.settle(term, Watch.start(0.0), [a_worker(), a_worker()], 1.0)
     assert term.running.boundary == Boundary(step=6), "all save there, and nobody stays"
     saved = Commit(epoch=1, token="t", step=6, manifest="m", digest="d")
     term.change(term.state.disarm().commit(saved))
-    watch = boundary_turn.Watch.start(0.0)
+    watch = Watch.start(0.0)
     watch.leave_at = 6
     boundary_turn.settle(term, watch, [a_worker(), a_worker()], 2.0)
     assert term.running.leaving == ((0, 0, 1),)
@@ -205,7 +207,7 @@ async def test_the_coordinator_s_own_pod_leaves_as_others_do_and_then_hands_over
     without = an_epoch(stage=Stage.RUNNING, number=2, members=(a_member(1),))
     over = term.state.incidents.close()
     term.change(term.state.with_incidents(over).begin_epoch(without))
-    boundary_turn.settle(term, boundary_turn.Watch.start(0.0), [a_worker()], 3.0)
+    boundary_turn.settle(term, Watch.start(0.0), [a_worker()], 3.0)
     assert term.running.boundary is None, "handing over needs no boundary"
     term.note_left()
     assert term.hands_over
@@ -234,7 +236,7 @@ async def test_slots_that_are_lost_one_after_the_other_in_one_recovery_are_one_i
     term = a_term(wanting(3))
     for slot in (1, 2):
         name = f"slot {slot} (attempt 0) was declared gone"
-        cause = boundary_turn.Cause(name="Gone", message=name, slots=(slot,))
+        cause = Cause(name="Gone", message=name, slots=(slot,))
         term.want(replace(term.wanted, incident=f"inc-{slot}"))
         term.open_incident(cause)
     (one,) = term.state.incidents.levels()

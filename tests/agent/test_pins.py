@@ -12,7 +12,7 @@ from everstep_agent.checkpoint.manifests import fetch_manifest
 from everstep_agent.checkpoint.pin_rules import NoPin, build_unpin, find_pinned
 from everstep_agent.checkpoint.retention import Retention
 from everstep_agent.checkpoint.retention_rules import choose_retired
-from everstep_agent.coordinator import boundary_turn
+from everstep_agent.coordinator import due_saves
 from everstep_agent.coordinator.pins import Pins
 from everstep_agent.runlog.log_index import LogIndex
 from everstep_agent.runlog.run_log import RunLog
@@ -236,7 +236,7 @@ async def test_a_script_pins_the_step_that_it_names(tmp_path: Path) -> None:
 async def test_if_the_save_that_a_script_pins_fails_a_later_one_is_pinned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(boundary_turn, "PIN_SECONDS", 0.1)
+    monkeypatch.setattr(due_saves, "PIN_SECONDS", 0.1)
     gang = Gang(tmp_path)
     flag = tmp_path / "had-no-room"
     gang.stub |= {"STUB_UNTIL": "60", "STUB_PIN": "7:epoch-1", "STUB_MODE": f"noroom:{flag}"}

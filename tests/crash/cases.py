@@ -164,7 +164,10 @@ class Runner:
             await SCENARIOS[scenario](lane, job)
             shape = await _settle(lane, point, clean)
             if clean is not None and shape != clean:
-                raise NotReached(f"ended elsewhere:\n{describe_difference(clean, shape)}")
+                different = describe_difference(clean, shape)
+                raise NotReached(
+                    f"ended elsewhere:\n{different}\n{await lane.describe_incidents()}"
+                )
             return shape
         finally:
             try:

@@ -4,6 +4,7 @@ The actions of the user, the administrator and the hardware are here. They bypas
 """
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -136,6 +137,14 @@ class Lane:
         words = f"{self.job} is: {shape}; {(await self.status()).get('message')}"
         pods = await self.board.pods(self.job)
         return "\n".join([words, *[await self._last_words(pod.name) for pod in pods]])
+
+    async def describe_incidents(self) -> str:
+        """Return the job's restarts and incidents, one line each, as in its status."""
+        status = await self.status()
+        lines = [f"restarts: {json.dumps(status.get('restarts'))}"]
+        lines += [f"incident: {json.dumps(i)}" for i in status.get("incidents", [])]
+        lines += [f"quarantine: {json.dumps(q['spec'])}" for q in await self.quarantines()]
+        return "\n".join(lines)
 
     async def _last_words(self, pod: str) -> str:
         return f"--- {pod}:\n{await self.board.logs(pod, tailLines='30')}"

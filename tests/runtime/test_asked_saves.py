@@ -13,7 +13,7 @@ import torch
 from agent.gang import Gang, assert_exact
 from everstep import Job, run
 from everstep_agent.checkpoint.chunk_upload import Uploader
-from everstep_agent.coordinator import boundary_turn
+from everstep_agent.coordinator import due_saves
 from everstep_agent.pod import spawn
 from everstep_contract import report, wire
 from runtime.a_job import Trial
@@ -91,7 +91,7 @@ async def test_a_name_outlives_a_save_that_a_loss_in_place_drops(
         return await upload(self, staged, *rest)
 
     monkeypatch.setattr(Uploader, "upload", withhold)
-    monkeypatch.setattr(boundary_turn, "PIN_SECONDS", 0.3)
+    monkeypatch.setattr(due_saves, "PIN_SECONDS", 0.3)
     async with asyncio.timeout(100), Gang(tmp_path, 3, in_place=1) as gang:
         await gang.until(lambda s: s.step >= PINNED + 2)
         os.kill(gang.worker(1), signal.SIGKILL)

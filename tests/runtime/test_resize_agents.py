@@ -12,7 +12,7 @@ from torch import nn
 
 from agent.gang import Gang, assert_exact
 from everstep import Job, run, transfer
-from everstep_agent.coordinator import boundary_turn, transfer_rules
+from everstep_agent.coordinator import leave_in_place, transfer_rules
 from everstep_agent.pod import spawn
 from everstep_contract import levels
 from runtime.test_ranks import a_dataset
@@ -111,7 +111,7 @@ async def test_a_slot_leaves_and_its_replacement_joins_in_one_epoch(
     tmp_path: Path, endless: None, monkeypatch: pytest.MonkeyPatch, leaver: int
 ) -> None:
     """As after a spot notice if another pod waits already. On a busy machine that pod takes long to get ready."""
-    monkeypatch.setattr(boundary_turn, "REPLACEMENT_SECONDS", 60.0)
+    monkeypatch.setattr(leave_in_place, "REPLACEMENT_SECONDS", 60.0)
     others = [slot for slot in range(3) if slot != leaver]
     async with a_gang(tmp_path, 3) as gang:
         await gang.until(lambda s: s.step >= 3, 60.0)

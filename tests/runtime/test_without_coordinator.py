@@ -8,8 +8,8 @@ import pytest
 from agent.gang import Gang, assert_exact
 from everstep import run
 from everstep_agent.coordinator import boundary_turn
-from everstep_agent.coordinator.boundary_turn import Watch
 from everstep_agent.coordinator.term import Term
+from everstep_agent.coordinator.watch import Watch
 from everstep_agent.peers.agent_report import WorkerReport
 from everstep_agent.pod import spawn
 from everstep_contract import report

@@ -19,6 +19,7 @@ from everstep_agent.context import Context
 from everstep_agent.coordinator import boundary_turn, members
 from everstep_agent.coordinator.breaks import list_breaks
 from everstep_agent.coordinator.term import QUIET_TICK_SECONDS, Term
+from everstep_agent.coordinator.watch import Watch
 from everstep_agent.identity import Identity
 from everstep_agent.peers.agent_report import AgentReport, State, WorkerReport
 from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Stage
@@ -93,7 +94,7 @@ def measure_reports(count: int) -> list[Cost]:
     reports = [_build_report(slot, epoch) for slot in range(count)]
     for report in reports:
         term.take(report)
-    watch = boundary_turn.Watch.start(term.now())
+    watch = Watch.start(term.now())
     turns = QUIET_HEARTBEAT_SECONDS / QUIET_TICK_SECONDS / count
 
     def take() -> None:

@@ -10,8 +10,8 @@ import secrets
 from collections.abc import Collection, Mapping, Sequence
 
 from everstep_agent.coordinator import (
-    boundary_turn,
     join_rules,
+    leave_in_place,
     members,
     regroup,
     transfer_rules,
@@ -97,7 +97,7 @@ def _list_failing_mates(
 
 def _is_called_away(term: Term, leaving: Collection[Id]) -> bool:
     """Whether to stop waiting for newcomers: the job is to stop, or another member has to leave."""
-    asked = {*boundary_turn.list_leaving(term)} - {*leaving}
+    asked = {*leave_in_place.list_leaving(term)} - {*leaving}
     return bool(asked) or term.wanted.stop is not levels.Stop.NONE
 
 

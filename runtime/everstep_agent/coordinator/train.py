@@ -4,14 +4,15 @@ from collections.abc import Sequence
 
 from everstep_agent.coordinator import (
     boundary_turn,
+    due_saves,
     fence,
     join,
     join_rules,
     last_save,
+    leave_in_place,
     members,
     regroup,
 )
-from everstep_agent.coordinator.boundary_turn import Watch
 from everstep_agent.coordinator.breaks import (
     Break,
     find_below_minimum,
@@ -26,6 +27,7 @@ from everstep_agent.coordinator.recover import recover
 from everstep_agent.coordinator.stuck import find_stuck
 from everstep_agent.coordinator.term import STALE_SECONDS, Term
 from everstep_agent.coordinator.unlike_feeds import describe_unlike_feeds
+from everstep_agent.coordinator.watch import Watch
 from everstep_agent.peers.agent_report import State, WorkerReport
 from everstep_agent.peers.epoch_level import EpochLevel, Hung, Stage
 from everstep_agent.runlog.run_log import Lost
@@ -48,14 +50,14 @@ async def train(term: Term) -> str:
             if lost is not None:
                 return await recover(term, lost)
         elif join_rules.are_held(epoch, workers):
-            await join.admit(term, boundary_turn.list_free_to_leave(term, watch))
+            await join.admit(term, leave_in_place.list_free_to_leave(term, watch))
         if found is not None or term.running.number > epoch.number:
             watch, wait = watch.renew(term.now()), last_save.Wait()
             continue
         _advance(term, workers, now)
         _cut_out(term, now)
-        boundary_turn.want_pin(term, workers)
-        boundary_turn.follow_near_saves(term, watch, now)
+        due_saves.want_pin(term, workers)
+        due_saves.follow_near_saves(term, watch, now)
         term.saves.pump(term.running, term.applied(), term.spent())
         if why := _why_impossible(term, workers):
             term.end(report.Cause.MISUSE, why)

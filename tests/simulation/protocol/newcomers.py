@@ -27,7 +27,7 @@ TIRED = "goes on without its newcomers, in epoch"
 
 
 def invite(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> Iterator[Move]:
-    """As `boundary_turn._invite`, and the boundary that follows it."""
+    """As `invitations.invite`, and the boundary that follows it."""
     recent, leaving = _recent(world, one), list_leaving(world, one, level)
     busy = level.boundary is not None or level.leaving or one.stop
     if busy or (one.leave and not leaving) or not join_rules.can_join(level, recent):
@@ -49,7 +49,7 @@ def invite(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> I
 
 
 def list_leaving(world: World, one: Coordinator, level: EpochLevel) -> tuple[Id, ...]:
-    """As `boundary_turn.list_leaving`, if others stay."""
+    """As `leave_in_place.list_leaving`, if others stay."""
     found = tuple(m.id for m in level.members if (m.slot, m.attempt) == one.leave)
     asked = one.leave is not None and one.leave not in world.words
     return found if asked and len(level.members) > 1 else ()

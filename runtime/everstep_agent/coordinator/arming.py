@@ -1,0 +1,40 @@
+"""Arms the running epoch's boundary, and disarms it once it is over or given up."""
+
+from collections.abc import Sequence
+
+from everstep_agent.coordinator import boundaries, due_saves
+from everstep_agent.coordinator.term import Term
+from everstep_agent.coordinator.watch import Watch
+from everstep_agent.peers.agent_report import WorkerReport
+from everstep_agent.peers.epoch_level import Boundary
+
+
+def arm(
+    term: Term,
+    watch: Watch,
+    workers: Sequence[WorkerReport],
+    purpose: str,
+    now: float,
+    *,
+    hold: bool = False,
+    near: bool = False,
+) -> None:
+    watch.purpose, watch.raises, watch.armed_at = purpose, 0, now
+    steps = (w.applied for w in workers)
+    armed = boundaries.arm(steps, stay=bool(purpose) and not hold, hold=hold, near=near)
+    if near:
+        watch.near.arm(armed.step, due_saves.count_stalled(term), now)
+    term.line.say(
+        "boundary_armed",
+        step=armed.step,
+        purpose=purpose or ("NearSave" if near else "Save"),
+        incident=term.state.incidents.id,
+    )
+    term.change(term.state.arm(armed))
+
+
+def disarm(term: Term, watch: Watch, boundary: Boundary, now: float) -> None:
+    if not boundary.near:
+        watch.save_at = now
+    watch.raises = 0
+    term.change(term.state.disarm())

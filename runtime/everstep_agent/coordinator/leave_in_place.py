@@ -1,0 +1,106 @@
+"""Members leave a running epoch while the others continue."""
+
+from collections.abc import Sequence
+
+from everstep_agent.coordinator import (
+    boundaries,
+    due_saves,
+    invitations,
+    planned_moves,
+    regroup,
+    unit_losses,
+)
+from everstep_agent.coordinator.arming import arm
+from everstep_agent.coordinator.term import Term
+from everstep_agent.coordinator.watch import Watch
+from everstep_agent.peers.agent_report import AgentReport, WorkerReport
+from everstep_agent.peers.epoch_level import Id
+
+REPLACEMENT_SECONDS = 10.0
+"""How long a member that may leave waits until the pod that takes its place is ready. Nobody waits
+if a pod has received SIGTERM.
+"""
+
+
+def list_leaving(term: Term) -> tuple[Id, ...]:
+    """The members that are asked to leave, and those that cannot continue without them: the rest of
+    their units, which stays ready and joins again.
+    """
+    members = term.running.members
+    told = boundaries.list_terminating(members, term.recent(), coordinator=term.me.id)
+    slots = {*told, *term.wanted.leave}
+    return unit_losses.with_mates(term.running, [m.id for m in members if m.slot in slots])
+
+
+def list_free_to_leave(term: Term, watch: Watch) -> tuple[Id, ...]:
+    """The leaving members, if they may leave at the boundary at which others join; otherwise none.
+    If all members are to leave, none does so here, because someone has to hand the state over.
+    """
+    leaving = list_leaving(term) if watch.may_leave_at is not None else ()
+    return leaving if len(leaving) < len(term.running.members) else ()
+
+
+def leave(
+    term: Term,
+    watch: Watch,
+    workers: Sequence[WorkerReport],
+    purpose: str,
+    ready: Sequence[AgentReport],
+    now: float,
+) -> bool:
+    """Let members leave while the others continue. Returns whether this is possible.
+
+    All ranks save while they train. Once the save is committed, the leaving workers end, and the
+    others continue as after a loss. If other pods are ready to take the leaving members' places,
+    they join at the same time.
+    """
+    if purpose not in ("Leave", "Shrink") or regroup.why_not_wanted(term):
+        return False
+    leaving = list_leaving(term)
+    if len(leaving) == len(term.running.members):
+        return False
+    if leaving:
+        _let_leave(term, watch, workers, purpose, ready, now)
+    # Else only the coordinator's own pod leaves, which is no member: `note_left` makes it hand over.
+    return True
+
+
+def _let_leave(
+    term: Term,
+    watch: Watch,
+    workers: Sequence[WorkerReport],
+    purpose: str,
+    ready: Sequence[AgentReport],
+    now: float,
+) -> None:
+    leaving = list_leaving(term)
+    if watch.leave_at is None:
+        watch.leave_at = max((w.applied for w in workers), default=0)
+        watch.move = planned_moves.build_move(term, purpose, term.recent())
+    planned_moves.open_move(term, watch)
+    replaced = not term.running.leaving and _replace(term, leaving, ready)
+    if term.running.committed < max(1, watch.leave_at):
+        if not due_saves.is_saving(term) and not due_saves.is_under_way(term, watch.leave_at):
+            arm(term, watch, workers, "", now)
+        return
+    watch.may_leave_at = watch.may_leave_at or now
+    if replaced and invitations.may_claim_soon(term):
+        arm(term, watch, workers, purpose, now, hold=True)
+    elif term.running.leaving != leaving and not _awaits_replacement(term, watch, now):
+        term.line.say("members_leave", slots=",".join(str(slot) for slot, _, _ in leaving))
+        term.mark("drain")
+        term.change(term.state.let_leave(leaving))
+
+
+def _replace(term: Term, leaving: Sequence[Id], ready: Sequence[AgentReport]) -> bool:
+    """Invite pods to take the places of `leaving`. Returns whether these are ready to join."""
+    staying = len(term.running.members) - len(leaving)
+    return invitations.invite(term, ready, term.wanted.want_workers - staying)
+
+
+def _awaits_replacement(term: Term, watch: Watch, now: float) -> bool:
+    """Whether the members that may leave still wait for the pods that take their places."""
+    told = boundaries.list_terminating(term.running.members, term.recent(), coordinator=term.me.id)
+    since = watch.may_leave_at
+    late = since is None or now - since > REPLACEMENT_SECONDS
+    return bool(term.running.joining) and not told and not late and invitations.may_claim_soon(term)

@@ -1,0 +1,75 @@
+"""What the training loop keeps between two turns of a running epoch."""
+
+from dataclasses import dataclass, replace
+
+from everstep_agent.coordinator.incidents import Cause
+from everstep_agent.coordinator.near_saves import NearSaves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A planned end of the epoch, recorded when its boundary was armed."""
+
+    cause: Cause
+    id: str
+    """Empty: choose an id as for any incident."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Watch:
+    """The state that the training loop keeps between two turns."""
+
+    began: float
+    """When the epoch began, or was continued in place."""
+    save_at: float
+    """When the last save at an armed boundary was done, or given up."""
+    moved_at: float
+    """When any rank's step last advanced."""
+    armed_at: float = 0.0
+    """When the present boundary was armed."""
+    ready_at: float | None = None
+    """Since when a pod has been ready to join; None: no pod is."""
+    furthest: int = -1
+    raises: int = 0
+    purpose: str = ""
+    """Why the armed boundary ends the epoch (`boundaries.why_stay`); empty: it only saves."""
+    move: Move | None = None
+    """The planned end, as long as it is not opened as an incident."""
+    leave_at: int | None = None
+    """The furthest worker's step when members were asked to leave in place; None: none is asked."""
+    may_leave_at: float | None = None
+    """Since when these members may leave; None: their state is not committed yet."""
+    short_since: float | None = None
+    """Since when the job has had fewer pods than its minimum; None: it has enough."""
+    pin_at: float | None = None
+    """From when on a save may be made for a pin; None: no pin is due."""
+    near: NearSaves
+
+    @classmethod
+    def start(cls, now: float) -> "Watch":
+        near = NearSaves(made_at=now)
+        return cls(began=now, save_at=now, moved_at=now, armed_at=now, near=near)
+
+    def renew(self, now: float) -> "Watch":
+        """The watch for an epoch that continues in place: keeps what spans several such epochs."""
+        return replace(
+            Watch.start(now),
+            save_at=self.save_at,
+            short_since=self.short_since,
+            pin_at=self.pin_at,
+            near=self.near.renew(),
+        )
+
+    def short(self, is_short: bool, now: float) -> float:
+        """Seconds since the job has had fewer pods than its minimum."""
+        if not is_short:
+            self.short_since = None
+        elif self.short_since is None:
+            self.short_since = now
+        return 0.0 if self.short_since is None else now - self.short_since
+
+    def idle(self, furthest: int, now: float) -> float:
+        """Seconds since any rank's step last advanced."""
+        if furthest != self.furthest:
+            self.furthest, self.moved_at = furthest, now
+        return now - self.moved_at
