@@ -117,8 +117,8 @@ class Session:
         self.asked = AskedSave()
         self._finite = FiniteCheck(self.tracked)
         self.local = LocalState()
-        self._layout = ""
-        """Digest of the layout that the agent has."""
+        self._layout = (0, "")
+        """The epoch of the last save, and the digest of its layout: what the agent has."""
         self.until: int | None = None
         self.windows: dict[str, tuple[float, ...]] = {}
         self.most_reductions = 0
@@ -449,22 +449,24 @@ class Session:
 
     def _hand_over(self, held: Capture, staged: wire.Staged) -> bool:
         """Return whether the agent has the copy now. If its tree is too large, report that."""
-        digest, packed = self._describe(held)
+        digest, packed = self._describe(held, staged.epoch)
         tree = held.tree if staged.lead else None
         try:
             self.agent.send(replace(staged, state=tree, layout=digest, packed=packed))
         except StateError as error:
-            self._layout = ""
+            self._layout = (0, "")
             self._drop_copy(staged, str(error))
             return False
         return True
 
-    def _describe(self, held: Capture) -> tuple[str, str]:
-        """Return the digest of the state's layout, and the layout itself if the agent does not have it yet."""
+    def _describe(self, held: Capture, epoch: int) -> tuple[str, str]:
+        """Return the digest of the state's layout, and the layout itself if the agent does not have it
+        yet in this epoch.
+        """
         described = describe(held.tensors)
         digest = layout.digest(described)
-        told, self._layout = self._layout, digest
-        return digest, "" if digest == told else layout.pack(described)
+        told, self._layout = self._layout, (epoch, digest)
+        return digest, "" if self._layout == told else layout.pack(described)
 
     def stage_surely(self, step: int) -> None:
         """Stage a save that the job waits for. It is retried, because each upload frees room."""

@@ -48,3 +48,15 @@ def test_the_agent_knows_the_files_of_a_save_by_the_process_that_staged_it(tmp_p
     paths = {staged.path for staged in trial.agent.of(wire.Staged)}
     assert len(paths) == 2
     assert paths == {str(path) for path in tmp_path.glob(f"*-{os.getpid()}-????????.part")}
+
+
+def test_the_agent_gets_the_layout_of_the_state_once_in_each_epoch(tmp_path: Path) -> None:
+    """It keeps the layouts of an epoch only, and names the tensors that differ between ranks by them."""
+    trial = Trial(tmp_path).track()
+    for step in trial.job.steps(until=1):
+        trial.take(step)
+    held = trial.session.capture()
+    for number, epoch in enumerate([1, 1, 2, 2], start=1):
+        trial.session.stage_held(wire.SaveHeld(epoch=epoch, step=number), held)
+    told = [staged.packed for staged in trial.agent.of(wire.Staged)[-4:]]
+    assert [bool(packed) for packed in told] == [False, False, True, False]

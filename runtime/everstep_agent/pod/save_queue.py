@@ -81,7 +81,7 @@ class Uploads:
         self.parts: dict[PartKey, Part] = {}
         """The parts that are uploaded and not committed. A new coordinator receives them again."""
         self._layouts: dict[int, tuple[str, str]] = {}
-        """Rank → the last digest and layout from its worker, which sends each layout only once."""
+        """Rank → the last digest and layout from its worker, which sends each layout once in an epoch."""
         self.error: levels.StorageError | None = None
 
     @property
