@@ -12,7 +12,7 @@ from agent.gang import Gang, assert_exact
 from agent.unreliable import UnreliableStore
 from everstep import run
 from everstep_agent import agent
-from everstep_agent.coordinator import fence
+from everstep_agent.coordinator import fence, join
 from everstep_agent.pod import spawn
 from everstep_agent.storage import opening
 from everstep_agent.storage.errors import Unreachable
@@ -137,4 +137,34 @@ async def test_a_successor_claims_what_the_lost_coordinator_had_not_claimed_yet(
         claims = (await gang.run_log()).claims
         assert [c.epoch for c in claims][:2] == [1, 2]
         assert [m.slot for m in claims[1].members] == survivors
+        await stop(gang)
+
+
+async def test_members_go_on_if_the_store_stops_answering_while_newcomers_take_the_state(
+    tmp_path: Path, stores: list[Log], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They hold at a boundary at that moment. The newcomer joins once the store is back."""
+    monkeypatch.setattr(fence, "FENCE_SECONDS", 60.0)  # else it might notice before they hold
+    wait_taken, outages = join._wait_taken, list[int]()
+
+    async def lose_the_store(*given: Any) -> Any:
+        taken = await wait_taken(*given)
+        if not outages:
+            outages.append(len(taken))
+            for store in stores:
+                store.away = True
+        return taken
+
+    monkeypatch.setattr(join, "_wait_taken", lose_the_store)
+    async with Gang(tmp_path, 3, in_place=1, hang_seconds=60.0) as gang:
+        await gang.until(lambda s: s.step >= 5)
+        os.kill(gang.worker(2), signal.SIGKILL)
+        await gang.until(lambda s: bool(outages))
+        await steps_on(gang, [0, 1], 10)
+        assert outages == [1]
+        assert await list_sizes(gang) == [3, 2]
+        for store in stores:
+            store.away = False
+        await gang.until(lambda s: s.running and len(s.members) == 3)
+        assert (await list_sizes(gang))[:3] == [3, 2, 2]
         await stop(gang)

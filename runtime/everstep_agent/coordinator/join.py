@@ -1,13 +1,15 @@
 """Newcomers join a running epoch: its members hold at a boundary, the newcomers copy their state,
 and the next epoch is claimed with the newcomers that hold it. The members continue without a
-newcomer that is lost or whose transfer makes no progress. Members that are asked to leave end at
-the same boundary.
+newcomer that is lost or whose transfer makes no progress, and without all newcomers if the store
+has stopped answering, because then they cannot be claimed. Members that are asked to leave end at the same
+boundary.
 """
 
 import asyncio
 import contextlib
 import secrets
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from everstep_agent.coordinator import (
     join_rules,
@@ -20,10 +22,12 @@ from everstep_agent.coordinator.breaks import list_breaks
 from everstep_agent.coordinator.term import Term
 from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Id
 from everstep_agent.peers.places import with_newcomers
-from everstep_contract import levels
+from everstep_contract import levels, log
 
 JOIN_SECONDS = 10.0
 """Limit for the members to join the next epoch; then the boundary is tried again."""
+ANSWER_SECONDS = 2.0
+"""How long the members hold for the store's answer before they continue without newcomers."""
 
 
 async def admit(term: Term, leaving: tuple[Id, ...] = ()) -> None:
@@ -142,13 +146,43 @@ async def _go_on(term: Term, taken: Sequence[EpochMember]) -> None:
     step = epoch.boundary.step
     alive = transfer_rules.list_taken(taken, term.recent(), step)
     joining = join_rules.choose_joining(epoch, alive, term.wanted.want_workers)
-    following = with_newcomers(join_rules.list_staying(epoch), joining, epoch.slots_together)
-    claim = await regroup.claim(term, following, step, _choose_cause(epoch, joining))
+    staying = join_rules.list_staying(epoch)
+    ahead = await _judge_ahead(term, staying, step)
+    if isinstance(ahead, str):
+        following = with_newcomers(staying, joining, epoch.slots_together)
+        claim = await regroup.claim(term, following, step, _choose_cause(epoch, joining))
+        unclaimed: tuple[log.Claim, ...] = ()
+    else:
+        claim, unclaimed, joining = ahead[-1], ahead, ()
     if not isinstance(claim, str):
         continued = join_rules.continue_epoch(
             epoch, joining, standings, number=claim.epoch, token=claim.token
         )
-        regroup.begin(term, continued, claim.cause)
+        regroup.begin(term, replace(continued, unclaimed=unclaimed), claim.cause)
+
+
+async def _judge_ahead(
+    term: Term, staying: Sequence[EpochMember], step: int
+) -> tuple[log.Claim, ...] | str:
+    """As `regroup.judge_ahead`, if the store has stopped answering. Asked before the claim with
+    newcomers is appended: after that, it may be in the log, and only its answer is missing.
+    """
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            await term.persist(term.run_log.refresh)
+    except TimeoutError:
+        cause = _choose_cause(term.running, ())
+        ahead = regroup.judge_ahead(term, staying, step, cause)
+        term.line.say("newcomers_wait", message=_describe_outage(ahead))
+        return ahead
+    return "the store answers"
+
+
+def _describe_outage(ahead: tuple[log.Claim, ...] | str) -> str:
+    text = f"the store has not answered within {ANSWER_SECONDS:g} s, so newcomers cannot be claimed"
+    if isinstance(ahead, str):
+        return f"{text}; all hold until it does: {ahead}"
+    return f"{text}; the members go on without them, and they join when it answers again"
 
 
 def _choose_cause(epoch: EpochLevel, joining: Sequence[EpochMember]) -> str:

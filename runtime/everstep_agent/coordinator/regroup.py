@@ -291,14 +291,13 @@ async def _go_on(
     if is_last_try(term, found, plan.applied + 1):
         return "the same fault ends the job now, so its state is saved first"
     count_repeats(term, found, plan.applied + 1)
-    pending = step_first_rules.list_pending(former, term.run_log.index)
-    ahead = _judge_ahead(term, survivors, plan, pending, found.cause)
+    ahead = judge_ahead(term, survivors, plan.applied, found.cause)
     if isinstance(ahead, str):
         term.line.say("claims_first", reason=ahead, incident=term.state.incidents.id)
         claimed = await claim(term, survivors, plan.applied, found.cause)
         unclaimed: tuple[log.Claim, ...] = ()
     else:
-        claimed, unclaimed = ahead, (*pending, ahead)
+        claimed, unclaimed = ahead[-1], ahead
     if isinstance(claimed, str):
         return claimed
     epoch = regroup_rules.continue_epoch(
@@ -325,14 +324,13 @@ def choose_successor(term: Term) -> int:
     )
 
 
-def _judge_ahead(
-    term: Term,
-    survivors: Sequence[EpochMember],
-    plan: regroup_rules.Plan,
-    pending: Sequence[log.Claim],
-    cause: str,
-) -> log.Claim | str:
-    """The survivors' claim if they may step before it is appended, or why it must come first."""
+def judge_ahead(
+    term: Term, survivors: Sequence[EpochMember], step: int, cause: str
+) -> tuple[log.Claim, ...] | str:
+    """The claims that are still to be appended if the survivors may continue after `step` before
+    their claim, which is the last of these; or why it must come first.
+    """
+    pending = step_first_rules.list_pending(term.running, term.run_log.index)
     shrink = step_first_rules.Shrink(
         epoch=term.running,
         survivors=survivors,
@@ -344,8 +342,8 @@ def _judge_ahead(
     ):
         return why
     claims = [*term.run_log.claims, *pending]
-    found = _judge(term, claims, survivors, plan.applied, cause)
-    return found.message if isinstance(found, rounds.Wait) else found
+    found = _judge(term, claims, survivors, step, cause)
+    return found.message if isinstance(found, rounds.Wait) else (*pending, found)
 
 
 def _judge(

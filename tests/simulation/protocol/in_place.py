@@ -84,7 +84,7 @@ def _claim_or_step(
     def following(number: int, token: str) -> EpochLevel:
         return regroup_rules.continue_epoch(level, survivors, plan, number=number, token=token)
 
-    if not step_first.why_claim_first(world, one, level, survivors, plan, rules):
+    if not step_first.why_claim_first(world, one, level, survivors, rules):
         yield step_first.begin(world, one, level, survivors, plan.applied, following, rules)
     elif may_claim_now(world, one, level):
         yield from claim(world, one, level, survivors, plan.applied, following, rules)

@@ -106,6 +106,9 @@ def admit(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> It
     if taken == level.joining and taken and not rules.newcomers_claim_first:
         yield _begin_unclaimed(world, one, level, workers, rules)
         return
+    if world.away:
+        yield from _go_on_without(world, one, level, workers, waits, rules)
+        return
     if not in_place.may_claim_now(world, one, level):
         return
     if not rules.take_first:
@@ -120,6 +123,34 @@ def admit(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> It
         return
     for move in _claim(world, one, level, taken, workers, rules):
         yield move._replace(kind=TIRED) if waits else move
+
+
+def _go_on_without(
+    world: World,
+    one: Coordinator,
+    level: EpochLevel,
+    workers: Sequence[WorkerReport],
+    waits: bool,
+    rules: Rules,
+) -> Iterator[Move]:
+    """The store does not answer: the members that stay step first, without newcomers."""
+    staying, reports = join_rules.list_staying(level), [build_report(s) for s in one.view]
+    lost = members.list_lost(level, reports, step_first.list_gone(world, one, rules))
+    asked = not list_leaving(world, one, level) or bool(level.leaving)
+    there = join_rules.have_joined(level, _recent(world, one))
+    if not (asked and there and join_rules.have_left(level, reports, lost)):
+        return
+    if step_first.why_claim_first(world, one, level, staying, rules):
+        return
+    standings = _list_standings(one, level)
+
+    def following(number: int, token: str) -> EpochLevel:
+        return join_rules.continue_epoch(level, (), standings, number=number, token=token)
+
+    applied = max(w.standing.applied for w in workers if w.standing is not None)
+    move = step_first.begin(world, one, level, staying, applied, following, rules)
+    kind = "goes on without newcomers, unclaimed, as epoch"
+    yield move._replace(kind=TIRED if waits else kind)
 
 
 def _claim(

@@ -70,7 +70,7 @@ def _still_follows(world: World, pod: Pod) -> bool:
 
 def _peers(world: World, pod: Pod) -> frozenset[Place]:
     """As `AgentState.peers`."""
-    current = {(slot, world.current(slot)) for slot in range(world.slots)}
+    current = {(slot, world.current(slot)) for slot in range(world.slots + world.spares)}
     epoch = {(m.slot, m.attempt) for m in pod.level.members} if pod.level else set()
     return frozenset(current | epoch)
 

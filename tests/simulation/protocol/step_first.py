@@ -32,7 +32,6 @@ def why_claim_first(
     one: Coordinator,
     level: EpochLevel,
     survivors: Sequence[EpochMember],
-    plan: regroup_rules.Plan,
     rules: Rules,
 ) -> str:
     reports = [build_report(s) for s in one.view]
