@@ -57,6 +57,17 @@ def test_nobody_is_cut_out_if_most_make_no_progress():
     assert find(OVERDUE, WAITS, WAITS, OVERDUE) == [0, 3]
 
 
+def test_the_last_rank_in_a_step_that_was_slow_on_others_too_is_not_cut_out():
+    """As with an export on all ranks: one of them finishes last."""
+    slow = {**WAITS, "slowed": 6.0}
+    assert find(slow, slow, {"overdue": 7.0}) == []
+    assert find(slow, slow, {"overdue": 9.0}) == [2]
+    assert find(WAITS, slow, {"overdue": 7.0}) == [], "one other is enough"
+    assert find({**WAITS, "slowed": 0.9}, WAITS, OVERDUE) == [2], "a usual step"
+    stopped = {"overdue": 2.0, "stopped": True, "stopped_long": True}
+    assert find(slow, slow, stopped) == [2], "it is not slow"
+
+
 def test_a_rank_that_was_stopped_while_it_waited_is_cut_out():
     assert find(WAITS, {**WAITS, **OVERDUE}) == [1]
 

@@ -117,6 +117,29 @@ def test_for_how_long_nothing_moves_is_told_by_the_worker_not_by_the_clock():
     assert progress.measure_still(replace(MARK, looked=11.5)) == 0
 
 
+def follow(*marks: Mark) -> Progress:
+    """The progress after a look at each mark, 0.1 s after it was made."""
+    found = Progress()
+    for mark in marks:
+        found = progress.look(found, mark, ASLEEP, mark.at + 0.1)
+    return found
+
+
+def test_while_a_rank_waits_it_is_known_how_slow_it_was_since_its_last_wait():
+    before, slow = replace(SUM, at=8.0), [MARK, replace(MARK, at=10.6), replace(SUM, at=10.7)]
+    assert follow(before, *slow).slowed == pytest.approx(2.0)
+    assert follow(before, *slow, replace(SUM, at=11.0)).slowed == pytest.approx(2.0)
+    assert follow(before, *slow, replace(MARK, at=12.0)).slowed == 0, "the next step begins"
+    assert follow(before, *slow[:1], replace(SUM, at=10.1)).slowed == pytest.approx(1 / 3)
+    assert follow(before, replace(UNKNOWN, at=9.0), MARK).slowed == 0, "no limit is learnt"
+
+
+def test_a_rank_that_began_to_wait_since_the_last_look_counts_as_slow_until_now():
+    computes, waits = follow(replace(SUM, at=8.0), MARK), follow(MARK, SUM)
+    assert progress.measure_slowed(computes, 10.6) == pytest.approx(2.0)
+    assert progress.measure_slowed(waits, 99.0) == waits.slowed
+
+
 def test_a_rank_whose_use_of_cores_is_unknown_is_never_overdue():
     assert after(*[None] * 20).seconds == 0
 

@@ -3,7 +3,8 @@ steps. Pure.
 
 An agent knows that a rank makes no progress; only the coordinator knows whether the others wait for
 it. If most ranks make no progress, or some still compute, nobody is cut out: they may all do
-something slow.
+something slow. Nor is the last one cut out that is still busy with it: if another rank exceeded its
+limit in the same step, the others' limits are longer in that step.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,10 @@ from everstep_contract.sums import describe_missed
 
 LEAST_SECONDS = 0.3
 """The shortest limit that a rank learns."""
+SLOW_FACTOR = 1.5
+"""In a step in which another rank went without progress for more than its limit, a rank may go
+without progress for this many times as long as that one did.
+"""
 CALM_SECONDS = 600.0
 """After this long without such a cut, the learnt limits apply again."""
 
@@ -57,10 +62,12 @@ def list_hung(
 
     Args:
         reports: with their age in seconds.
+        factor: by which the limits of all ranks are longer (`Patience`).
     """
     ranks = _list_ranks(epoch, reports)
     if epoch.stage is not Stage.RUNNING or len(ranks) < epoch.world:
         return ()
+    factor = max(factor, _extend_limit(ranks))
     over = [r for r in ranks if r.worker.overdue >= (1 if r.worker.stopped_long else factor)]
     stopped = {r.unit for r in over if r.worker.stopped}
     named = [r for r in over if r.worker.stopped or r.unit not in stopped]
@@ -118,6 +125,12 @@ def _list_ranks(epoch: EpochLevel, reports: Iterable[tuple[AgentReport, float]])
         for w in r.workers
         if w.state is not State.DEAD
     ]
+
+
+def _extend_limit(ranks: Iterable[_Rank]) -> float:
+    """The factor by which limits are longer in this step, because a rank that waits now was slow."""
+    slowed = max((r.worker.slowed for r in ranks if r.worker.waiting), default=0.0)
+    return SLOW_FACTOR * slowed if slowed > 1 else 0.0
 
 
 def _is_heard(mate: _Rank, hung: _Rank, factor: float) -> bool:

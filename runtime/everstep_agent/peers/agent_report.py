@@ -80,6 +80,10 @@ class WorkerReport:
     """The same, for so long that it is no short pause."""
     waited: float = 0.0
     """1: it has waited for others for that limit; 0: it does not wait, or has learnt no limit."""
+    slowed: float = 0.0
+    """1: since it last waited for others, it went without progress for the time limit that it has
+    learnt; 2: for twice that.
+    """
     still_ms: int = 0
     """Milliseconds for which nothing has moved in the sum that it waits in."""
     still_limit_ms: int = 0

@@ -9,6 +9,8 @@
   count. If it stops checking, its time counts like that of a worker that does not wait.
 * A worker that a signal has stopped is not slow: all its time counts, even if it has learnt no
   limit.
+* How slow a worker was since it last waited is kept while it waits: if the others were as slow, the
+  last one that still works is no exception.
 """
 
 from dataclasses import dataclass, replace
@@ -63,6 +65,10 @@ class Progress:
     """Seconds without progress since the mark, as far as they count."""
     seen_before: bool = False
     """The previous look found the same mark."""
+    slowed: float = 0.0
+    """The longest time between two marks since the worker last waited for others, in multiples of
+    the limit that it has learnt. `measure_slowed` adds the time since the last mark.
+    """
 
     @property
     def limit(self) -> float:
@@ -92,8 +98,7 @@ class Progress:
 
 def waited(mark: Mark, now: float) -> float:
     """How long the worker has waited for others, in multiples of the limit that it has learnt."""
-    learnt = mark.kind in (Stretch.WAIT, Stretch.SUM) and mark.limit > 0
-    return max(0.0, now - mark.at) / mark.limit if learnt else 0.0
+    return _spent(mark, now) if _waits(mark) else 0.0
 
 
 def measure_still(mark: Mark) -> float:
@@ -104,13 +109,37 @@ def measure_still(mark: Mark) -> float:
     return max(0.0, mark.looked - mark.at) if mark.kind is Stretch.SUM else 0.0
 
 
+def measure_slowed(found: Progress, now: float) -> float:
+    """How long the worker has gone without progress since it last waited for others, in multiples of
+    the limit that it has learnt. It may have begun to wait since the last look.
+    """
+    return found.slowed if _waits(found.mark) else max(found.slowed, _spent(found.mark, now))
+
+
 def look(before: Progress, mark: Mark, usage: Usage | None, now: float) -> Progress:
     """The progress after one more look. `usage` is None if it is not known."""
-    anew = Progress(mark=mark, looked=now, usage=usage)
+    anew = Progress(mark=mark, looked=now, usage=usage, slowed=_measure_slowed(before, mark))
     if mark.at != before.mark.at or anew.limit <= 0:
         return anew
     counted = before.seconds + _count(before, mark, usage, now)
     return replace(anew, seconds=counted, seen_before=True)
+
+
+def _measure_slowed(before: Progress, mark: Mark) -> float:
+    former = before.mark
+    if mark.at == former.at:
+        return before.slowed
+    if _waits(former):  # the stretch after a wait is the first that counts
+        return before.slowed if _waits(mark) else 0.0
+    return max(before.slowed, _spent(former, mark.at))
+
+
+def _spent(mark: Mark, until: float) -> float:
+    return max(0.0, until - mark.at) / mark.limit if mark.limit > 0 else 0.0
+
+
+def _waits(mark: Mark) -> bool:
+    return mark.kind in (Stretch.WAIT, Stretch.SUM)
 
 
 def _count(before: Progress, mark: Mark, usage: Usage | None, now: float) -> float:
@@ -119,7 +148,7 @@ def _count(before: Progress, mark: Mark, usage: Usage | None, now: float) -> flo
         return 0.0
     if usage.stopped:
         return passed
-    if mark.kind in (Stretch.WAIT, Stretch.SUM) and _looks(mark, now):
+    if _waits(mark) and _looks(mark, now):
         return 0.0
     on_core = usage.on_core - before.usage.on_core
     if usage.state == "R" and on_core <= 0:

@@ -7,7 +7,7 @@ from everstep_agent.peers.agent_report import FailureReport, State, WorkerReport
 from everstep_agent.peers.epoch_level import EpochLevel, Stage
 from everstep_agent.peers.messages import Levels
 from everstep_agent.pod import faults
-from everstep_agent.pod.progress import Progress
+from everstep_agent.pod.progress import Progress, measure_slowed
 from everstep_contract import levels, position, report, wire
 from everstep_contract.sums import Sums
 
@@ -115,6 +115,7 @@ def build_worker_report(
         stopped=worker.overdue > 0 and worker.progress.stopped,
         stopped_long=worker.overdue > 0 and worker.progress.stopped_for_long,
         waited=worker.waited,
+        slowed=measure_slowed(worker.progress, now),
         still_ms=round(worker.still * 1000),
         still_limit_ms=round(worker.progress.mark.group_limit * 1000) if worker.still else 0,
         feeds=worker.tracked.feeds if worker.tracked else {},
