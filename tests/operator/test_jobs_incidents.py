@@ -276,6 +276,22 @@ def test_a_slot_that_was_scaled_away_leaves_no_open_incident() -> None:
     assert (incident.cause, incident.open) == ("ScaledDown", False)
 
 
+def test_a_slot_on_a_lost_node_is_given_up_although_it_is_no_longer_wanted() -> None:
+    """Nobody is there who could leave, and the others may need its end to go on."""
+    away = NodeFact(name="node-1", not_ready_for=61.0, why="no heartbeat")
+    fewer = a_job(a_spec(replicas=1, recovery={"onLoss": "Wait"}), status=a_status(2))
+    seen = a_seen((), running=False, incidents=(told(cause="AgentLost"),))
+    observed = an_observation(
+        job=fewer, pods=(a_pod(0), a_pod(1)), seen=seen,
+        nodes={"node-0": NodeFact(name="node-0"), "node-1": away},
+    )  # fmt: skip
+    counted = again(observed, NOW)
+    assert [r.attempt for r in counted.job.status.slots] == [1, 2]
+    wanted = plan(counted, NOW + 1).wanted
+    assert wanted is not None
+    assert [(g.slot, g.attempt) for g in wanted.gone] == [(1, 1)]
+
+
 def test_the_marks_tell_when_each_phase_was_seen_and_never_move() -> None:
     verdict = a_verdict("node-1", NodeState.LEAVING, marks={"signal": NOW - 2, "verdict": NOW - 1})
     asked = again(an_observation(verdicts={"node-1": verdict}), NOW)
@@ -304,3 +320,62 @@ def test_only_the_last_ten_are_kept() -> None:
 def test_a_quiet_pass_changes_no_incident() -> None:
     first = again(an_observation(seen=a_seen(incidents=(told(open=False),))), NOW)
     assert incidents_after(first, NOW + 60) == first.job.status.incidents
+
+
+def a_short_death(number: int, slot: int) -> RuntimeIncident:
+    phases = (Phase(name="regroup", ms=200),)
+    return told(id=f"lm-{number}", slot=slot, open=False, rung="regroup", phases=phases)
+
+
+def test_a_fault_is_not_counted_again_once_its_first_incident_is_dropped() -> None:
+    """A death recovered in place and the move that follows are one fault, with one charge."""
+    members, deaths = [(0, 1), (2, 1)], [a_short_death(1, slot=1)]
+    observed = again(an_observation(seen=a_seen(members, incidents=tuple(deaths))), NOW)
+    gone = a_verdict("node-1", NodeState.GONE, marks={"signal": NOW, "verdict": NOW + 1})
+    observed = again(replace(observed, verdicts={"node-1": gone}), NOW + 1)
+    pods = (a_pod(0), a_pod(1, 2, node="node-4", running_since=NOW + 5), a_pod(2))
+    members = [(0, 1), (1, 2), (2, 1)]
+    observed = replace(observed, pods=pods, seen=a_seen(members, incidents=tuple(deaths)))
+    observed = again(observed, NOW + 10)
+    assert observed.job.status.restarts.by_cause == {"NodeGone": 1}
+    for number in range(2, 24):
+        deaths = [*deaths, a_short_death(number, slot=0)][-10:]
+        observed = replace(observed, seen=a_seen(members, incidents=tuple(deaths)))
+        observed = again(observed, NOW + 86400.0 * number)
+    assert observed.job.status.restarts.by_cause == {"NodeGone": 1, "WorkerDied": 22}
+    assert len(observed.job.status.incidents) == 10
+
+
+def test_an_incident_that_no_agent_knows_any_more_is_closed_once_the_job_trains() -> None:
+    """A later death of the same slot is another one."""
+    observed = again(an_observation(seen=a_seen(running=False, incidents=(told(),))), NOW)
+    waits = again(replace(observed, seen=a_seen(running=False)), NOW + 10)
+    assert waits.job.status.incidents[0].open
+    trains = again(replace(waits, seen=a_seen()), NOW + 20)
+    assert not trains.job.status.incidents[0].open
+    later = told(id="lm-2", cause="WorkerHung")
+    hung = again(replace(trains, seen=a_seen(running=False, incidents=(later,))), NOW + 86400)
+    assert [i.id for i in hung.job.status.incidents] == ["lm-1", "lm-2"]
+    assert hung.job.status.restarts.by_cause == {"WorkerDied": 1, "WorkerHung": 1}
+
+
+def test_a_suspension_ends_the_interruption_and_its_hours_are_no_recovery() -> None:
+    away = NodeFact(name="node-1", not_ready_for=61.0, why="no heartbeat")
+    nodes = {f"node-{s}": NodeFact(name=f"node-{s}") for s in range(9)}
+    lost = an_observation(nodes={**nodes, "node-1": away}, seen=a_seen(running=False))
+    lost = again(again(lost, NOW), NOW + 1)
+    assert lost.job.status.incidents[0].open
+    suspended = replace(lost.job, spec=a_job(a_spec(suspend=True)).spec, generation=2)
+    observed = replace(lost, job=suspended, pods=(), seen=None)
+    for seconds in (20, 3600):
+        observed = again(observed, NOW + seconds)
+    assert observed.job.status.state == "Suspended"
+    assert not any(i.open for i in observed.job.status.incidents)
+    assert not any(r.incident for r in observed.job.status.slots)
+    resumed = replace(observed.job, spec=a_job().spec, generation=3)
+    held = [(r.slot, r.attempt) for r in observed.job.status.slots]
+    pods = tuple(a_pod(s, a, node=f"node-{3 + s}") for s, a in held)
+    observed = replace(observed, job=resumed, pods=pods, nodes=nodes, seen=a_seen(held))
+    for seconds in (3610, 3611):
+        observed = again(observed, NOW + seconds)
+    assert sum(t.seconds for t in observed.job.status.recoveries) < 60

@@ -86,18 +86,27 @@ def test_who_has_been_asked_stays_asked_though_another_comes_first() -> None:
 
 
 def test_the_next_is_asked_once_the_job_trains_again() -> None:
-    slots = [
-        a_slot(0, 2, cause="NodeLeaving", former_node="node-0", node="node-9"),
-        a_slot(1),
-        a_slot(2),
-    ]
-    observed = a_large_job(3, **convicted(0, 1), job=a_job(status=a_status(slots=slots)))
-    pods = (a_pod(0, 2, node="node-9"), a_pod(1), a_pod(2))
-    nodes = {**observed.nodes, "node-9": NodeFact(name="node-9")}
-    moving = replace(observed, pods=pods, nodes=nodes, seen=a_seen(running=False))
+    moving = a_job_whose_first_slot_moved(incident="inc-0")
     assert asked(plan(moving, NOW)) == ()
     trains = replace(moving, seen=a_seen([(0, 2), (1, 1), (2, 1)]))
     assert asked(plan(trains, NOW)) == (1,)
+
+
+def test_a_move_that_is_over_holds_no_later_leave_back() -> None:
+    """Even if the job does not train now, perhaps because of the node that it should leave."""
+    assert asked(plan(a_job_whose_first_slot_moved(incident=None), NOW)) == (1,)
+
+
+def a_job_whose_first_slot_moved(incident: str | None) -> Observed:
+    """It does not train; now the node of slot 1 is convicted, too."""
+    first = a_slot(
+        0, 2, cause="NodeLeaving", former_node="node-0", node="node-9", incident=incident
+    )
+    job = a_job(status=a_status(slots=[first, a_slot(1), a_slot(2)]))
+    observed = a_large_job(3, **convicted(0, 1), job=job)
+    pods = (a_pod(0, 2, node="node-9"), a_pod(1), a_pod(2))
+    nodes = {**observed.nodes, "node-9": NodeFact(name="node-9")}
+    return replace(observed, pods=pods, nodes=nodes, seen=a_seen(running=False))
 
 
 def test_who_has_left_is_replaced_whatever_the_limit_says() -> None:

@@ -72,7 +72,7 @@ def build_status(
     totals = old.recoveries
     if not any(is_true(old, end) for end in OVER):
         totals, incidents = recoveries.count(totals, incidents, observed.seen)
-    if story.state in OVER:
+    if story.state in (*OVER, "Suspended"):  # no longer an interruption
         incidents = [i.model_copy(update={"open": False}) for i in incidents]
     status = old.model_copy(
         update={

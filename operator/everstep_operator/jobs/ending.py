@@ -108,9 +108,10 @@ def plan_suspend(observed: Observed, now: float) -> Plan:
         raises = build_raises(observed, held, "Suspended", "suspended")
         plan = attempts.plan_count(observed, records, raises, now)
         return _with_story(plan, observed, _suspend_story(observed, now, over=False), since, now)
-    story = _suspend_story(
-        observed, now, over=all(_is_left_behind(observed, p, now) for p in observed.pods)
-    )
+    over = all(_is_left_behind(observed, p, now) for p in observed.pods)
+    if over:
+        records = [r.model_copy(update={"incident": None}) if r.incident else r for r in records]
+    story = _suspend_story(observed, now, over=over)
     status = conditions.build_status(observed, records, (), story, now)
     plan = Plan(
         actions=attempts.plan_former(observed, records),

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from everstep_contract.levels import RuntimeIncident
 from everstep_operator.jobs.echoes import ECHO_SECONDS, link_verdicts
+from everstep_operator.jobs.faults import group_by_fault
 from everstep_operator.jobs.marks import list_moved, set_marks
 from everstep_operator.jobs.membership import UNCOUNTED, Decision, Leave, Raise, Stay
 from everstep_operator.jobs.observed import Observed
@@ -19,7 +20,7 @@ from everstep_operator.jobs.stamps import to_fine_stamp, to_seconds
 from everstep_operator.model_status import Incident, MovedSlot, PhaseTiming
 
 KEPT = 10
-"""How many closed incidents are kept."""
+"""How many closed faults are kept (`faults.group_by_fault`)."""
 MOST = 64
 """Limit of all incidents; open ones are kept up to this limit."""
 POD_LOST = frozenset({"AgentLost", "CoordinatorLost", "Gone"})
@@ -47,18 +48,21 @@ def build_incidents(
         # A spare has already taken the slot's place, and this `seen` is the first to report it.
         if isinstance(decision, Leave | Raise) and decision.spare:
             incidents = [_explained(i, decision, now) for i in incidents]
+    incidents = _close_forgotten(observed, incidents)
     linked = link_verdicts(observed, _folded(incidents), now)
     return _keep(_with_plain_moves(_with_shares(linked, told)))
 
 
 def _keep(incidents: Sequence[Incident]) -> list[Incident]:
-    """Drop old closed incidents. The newest one with phases stays, so that what the job reported
-    before it is not mistaken for new.
+    """Drop old closed faults. All incidents of a fault stay or go together, because only one of them
+    has its charge. The newest fault with phases stays, so that what the job reported before it is
+    not mistaken for new.
     """
-    closed = [i for i in incidents if not i.open]
-    told = [i for i in closed if i.phases]
-    kept = {id(i) for i in (*closed[-KEPT:], *told[-1:])}
-    return [i for i in incidents if i.open or id(i) in kept][-MOST:]
+    closed = [f for f in group_by_fault(incidents) if not any(i.open for i in f)]
+    told = [f for f in closed if any(i.phases for i in f)]
+    kept = {id(i) for fault in (*closed[-KEPT:], *told[-1:]) for i in fault}
+    gone = {id(i) for fault in closed for i in fault} - kept
+    return [i for i in incidents if id(i) not in gone][-MOST:]
 
 
 def _recent(
@@ -227,6 +231,19 @@ def _with_plain_moves(incidents: Sequence[Incident]) -> list[Incident]:
     return [
         i.model_copy(update={"rung": "move", "steps_lost": 0})
         if not (i.open or i.phases or i.rung) and list_moved(i) and i.quarantine in mended
+        else i
+        for i in incidents
+    ]
+
+
+def _close_forgotten(observed: Observed, incidents: Sequence[Incident]) -> list[Incident]:
+    """Close what the job does not report although it trains: every agent that knew of it has ended."""
+    if not observed.running or observed.seen is None:
+        return list(incidents)
+    told = {i.id for i in observed.seen.incidents}
+    return [
+        i.model_copy(update={"open": False})
+        if i.open and not list_moved(i) and not told & {i.id, i.job_id}
         else i
         for i in incidents
     ]

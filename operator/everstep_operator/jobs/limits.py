@@ -49,10 +49,13 @@ def _limit_leaving(
 
 
 def _moving(observed: Observed, records: Sequence[SlotStatus]) -> set[str]:
-    """Nodes that slots have left, as long as the job does not train again."""
+    """Nodes that slots have left, as long as the job does not train again. A slot that has trained
+    since has no incident, and its move is over.
+    """
     if observed.running:
         return set()
-    return {r.former_node for r in records if r.former_node and r.cause in LIMITED}
+    moving = [r for r in records if r.incident and r.cause in LIMITED]
+    return {r.former_node for r in moving if r.former_node}
 
 
 def _wait_for_turn(decision: Leave) -> Stay:

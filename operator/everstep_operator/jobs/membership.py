@@ -142,7 +142,10 @@ def decide_slot(scene: Scene, record: SlotStatus) -> Decision:
     if record.slot not in observed.slots.wanted:
         if _may_yet_train(observed, pod):
             return Stay(slot=record.slot)
-        if _lost_its_place(observed, pod) and (decision := _decide_by_node(scene, record, pod)):
+        decision = _decide_by_node(scene, record, pod) if pod.node else None
+        if isinstance(decision, Raise):
+            return decision  # nobody there can save and leave
+        if decision is not None and _lost_its_place(observed, pod):
             return decision
         return _decide_leaving(observed, record, pod, *_why_not_wanted(observed, record.slot), now)
     if _comes_too_soon(observed, record, pod, now):
