@@ -165,6 +165,23 @@ async def test_the_same_old_evidence_does_not_take_a_released_node_again() -> No
     assert fleet.cluster.quarantines() == ()
 
 
+@pytest.mark.parametrize("codes", [(64, 79), (64, 79, 119), (62, 64, 74, 79, 119)])
+async def test_one_release_answers_more_evidence_than_a_quarantine_holds(
+    codes: tuple[int, ...],
+) -> None:
+    fleet = a_fleet()
+    for gpu in range(8):
+        for code in codes:
+            fleet.break_("node-1", gpu=f"GPU-{gpu}", code=code)
+    await fleet.settle()
+    assert cordoned(fleet) == ["node-1"]
+    await fleet.delete()
+    await fleet.settle(30)
+    assert cordoned(fleet) == []
+    await fleet.break_("node-1", gpu="GPU-9", at=fleet.now).settle()
+    assert cordoned(fleet) == ["node-1"], "new evidence counts"
+
+
 async def test_new_evidence_takes_a_released_node_again() -> None:
     fleet = await (await a_quarantined_node()).delete()
     await fleet.break_("node-1", at=fleet.now).settle()

@@ -13,7 +13,7 @@ from everstep_operator.evidence import MISSING, Evidence, merge_evidence, still_
 from everstep_operator.nodes import Answered, ExpectedGpus, Mark, NodeFacts, write
 from everstep_operator.quarantines import Quarantine, limited
 
-ANSWERED_LIMIT = 32
+ANSWERED_LIMIT = 128
 EXPECTED_LIMIT = 64
 
 
