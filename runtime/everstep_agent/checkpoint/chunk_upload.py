@@ -19,6 +19,8 @@ from everstep_contract.manifest import Chunk, LedgerSegment, Piece, Tensor
 from everstep_contract.wire import Staged
 
 CONCURRENCY = 4
+UNVERIFIED = 4
+"""Of how many committed saves the chunks are remembered until one of them is read back."""
 
 
 def chunk_key(token: str, step: int, digest: str) -> str:
@@ -32,9 +34,10 @@ class Uploader:
     """One agent's uploads under one claim. A staged file must not be released before its upload has
     ended.
 
-    Chunks of this agent's newest *committed* save are not uploaded again (frozen layers). Call
-    `committed` once the run log has that save. No other chunks of older saves are reused, because
-    their keys may be retired.
+    Chunks of this agent's newest *verified* save are not uploaded again (frozen layers). Call
+    `committed` once the run log has a save, and `verified` once it was read back. Chunks of a save
+    that is not verified are not reused: one that the store has lost would be missing in each later
+    save, too. Nor are those of older saves, because their keys may be retired.
 
     After an upload that failed, the next one continues: what the store took is not sent again, and
     at first fewer chunks are sent at once, because a slow store may take none of several in time.
@@ -53,6 +56,7 @@ class Uploader:
         self._taken: dict[tuple[int, int], dict[str, Chunk]] = {}
         """(epoch, step) of a save whose upload failed → the chunks that the store took of it."""
         self._uploaded: dict[tuple[int, int], dict[str, Chunk]] = {}
+        """(epoch, step) of a save that is not verified → its chunks."""
         self._known: dict[str, Chunk] = {}
 
     async def upload(
@@ -100,11 +104,15 @@ class Uploader:
         )
 
     def committed(self, epoch: int, step: int) -> None:
-        """The save of (epoch, step) is in the log, so its chunks may be reused."""
-        if (epoch, step) in self._uploaded:
-            self._known = self._uploaded[epoch, step]
-        self._uploaded = {k: v for k, v in self._uploaded.items() if k[1] > step}
+        """The save of (epoch, step) is in the log."""
+        for old in sorted(k for k in self._uploaded if k[1] <= step)[:-UNVERIFIED]:
+            del self._uploaded[old]
         self._taken = {k: v for k, v in self._taken.items() if k[1] > step}
+
+    def verified(self, epoch: int, step: int) -> None:
+        """The save of (epoch, step) was read back, so its chunks may be reused."""
+        self._known = self._uploaded.get((epoch, step), self._known)
+        self._uploaded = {k: v for k, v in self._uploaded.items() if k[1] > step}
 
     def disown(self, epoch: int, step: int) -> None:
         """Reuse no chunk of this save: what was uploaded may not be what was staged."""

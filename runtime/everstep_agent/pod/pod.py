@@ -188,7 +188,7 @@ class Pod:
         if level.successor > self.joined:
             self.joined, self.joined_token = level.successor, level.successor_token
             self._touch()
-        self.saves.follow(level)
+        self.saves.follow(level, published.seen.good)
         if self._arming.arm(level, current):
             self._touch()
         if self.me.id in level.leaving:

@@ -65,11 +65,17 @@ class PodSaves:
         if self.uploads is not None:
             await self.uploads.close()
 
-    def follow(self, level: EpochLevel) -> None:
-        """Apply the present epoch's level."""
+    def follow(self, level: EpochLevel, good: levels.CheckpointRef | None) -> None:
+        """Apply the present epoch's level.
+
+        Args:
+            good: the newest checkpoint that was read back.
+        """
         if self.uploads is not None:
             if level.committed > level.resume:
                 self.uploads.committed(level.number, level.committed)
+            if good is not None:
+                self.uploads.verified(good.epoch, good.step)
             self.uploads.keep(level.kept)
         self.pins = {name: step for name, step in self.pins.items() if step > level.committed}
 

@@ -177,6 +177,9 @@ class Uploads:
         self._memory.note_commit(step, self.list_paths())
         self._hurried = self._hurried and bool(self._waiting)
 
+    def verified(self, epoch: int, step: int) -> None:
+        self._uploader.verified(epoch, step)
+
     def retire(self) -> None:
         """The epoch is over: drop what waits."""
         for task in self._tasks:
