@@ -15,17 +15,19 @@ from everstep_agent import agent
 from everstep_agent.coordinator import fence, join
 from everstep_agent.pod import spawn
 from everstep_agent.storage import opening
-from everstep_agent.storage.errors import Unreachable
+from everstep_agent.storage.errors import Denied, Unreachable
 from everstep_agent.storage.retrying import Patience, Retrying
 from runtime.test_regroup_agents import a_script
 
 
 class Log(UnreliableStore):
-    """A store that refuses log entries while `full`, and delays entries and reads until `answers` is set."""
+    """A store that refuses all writes while `denied`, refuses log entries while `full`, and delays
+    entries and reads until `answers` is set.
+    """
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
-        self.full = False
+        self.full = self.denied = False
         self.answers = asyncio.Event()
         self.answers.set()
 
@@ -34,6 +36,11 @@ class Log(UnreliableStore):
         if self.full and key.startswith("log/"):
             raise Unreachable(f"{key}: the store does not answer")
         await super().create(key, body)
+
+    async def _write(self, verb: str, key: str, body: bytes | memoryview) -> None:
+        if self.denied:
+            raise Denied(f"{key}: 403")
+        await super()._write(verb, key, body)
 
     async def get(self, key: str) -> bytes:
         await self.answers.wait()
@@ -167,4 +174,24 @@ async def test_members_go_on_if_the_store_stops_answering_while_newcomers_take_t
             store.away = False
         await gang.until(lambda s: s.running and len(s.members) == 3)
         assert (await list_sizes(gang))[:3] == [3, 2, 2]
+        await stop(gang)
+
+
+async def test_a_store_that_takes_no_writes_costs_a_join_and_no_steps(
+    tmp_path: Path, stores: list[Log]
+) -> None:
+    async with Gang(tmp_path, 2, in_place=1, hang_seconds=60.0) as gang:
+        await gang.until(lambda s: s.step >= 5)
+        for store in stores:
+            store.denied = True
+        gang.want(want_workers=3, max_workers=3)
+        await gang.start(2, 0)
+        await gang.until(lambda s: "newcomers_wait" in gang.shown(), 60.0)
+        await steps_on(gang, [0, 1], 10)
+        os.kill(gang.worker(1), signal.SIGKILL)
+        await steps_on(gang, [0], 10)
+        for store in stores:
+            store.denied = False
+        await gang.until(lambda s: s.running and len(s.members) == 3, 60.0)
+        assert (await list_sizes(gang))[:3] == [2, 2, 1]
         await stop(gang)

@@ -1,7 +1,7 @@
 """Newcomers join a running epoch: its members hold at a boundary, the newcomers copy their state,
 and the next epoch is claimed with the newcomers that hold it. The members continue without a
 newcomer that is lost or whose transfer makes no progress, and without all newcomers if the store
-has stopped answering, because then they cannot be claimed. Members that are asked to leave end at the same
+does not answer or takes no writes, because then they cannot be claimed. Members that are asked to leave end at the same
 boundary.
 """
 
@@ -22,12 +22,16 @@ from everstep_agent.coordinator.breaks import list_breaks
 from everstep_agent.coordinator.term import Term
 from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Id
 from everstep_agent.peers.places import with_newcomers
+from everstep_agent.storage.errors import StoreError
+from everstep_agent.storage.probe import check_writable
 from everstep_contract import levels, log
 
 JOIN_SECONDS = 10.0
 """Limit for the members to join the next epoch; then the boundary is tried again."""
 ANSWER_SECONDS = 2.0
-"""How long the members hold for the store's answer before they continue without newcomers."""
+"""How long the members hold for a read and a write of the store, before they continue without
+newcomers.
+"""
 
 
 async def admit(term: Term, leaving: tuple[Id, ...] = ()) -> None:
@@ -164,25 +168,29 @@ async def _go_on(term: Term, taken: Sequence[EpochMember]) -> None:
 async def _judge_ahead(
     term: Term, staying: Sequence[EpochMember], step: int
 ) -> tuple[log.Claim, ...] | str:
-    """As `regroup.judge_ahead`, if the store has stopped answering. Asked before the claim with
-    newcomers is appended: after that, it may be in the log, and only its answer is missing.
+    """As `regroup.judge_ahead`, if the store does not answer or takes no writes. Asked before the
+    claim with newcomers is appended: after that, it may be in the log, and only its answer is
+    missing.
     """
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             await term.persist(term.run_log.refresh)
-    except TimeoutError:
+            probed = await check_writable(term.context.store)
+    except (TimeoutError, StoreError) as error:
         cause = _choose_cause(term.running, ())
         ahead = regroup.judge_ahead(term, staying, step, cause)
-        term.line.say("newcomers_wait", message=_describe_outage(ahead))
+        why = str(error) or f"the store has not answered within {ANSWER_SECONDS:g} s"
+        term.line.say("newcomers_wait", message=_describe_outage(why, ahead))
         return ahead
-    return "the store answers"
+    term.background.start(term.context.store.delete(probed))
+    return "the store takes writes"
 
 
-def _describe_outage(ahead: tuple[log.Claim, ...] | str) -> str:
-    text = f"the store has not answered within {ANSWER_SECONDS:g} s, so newcomers cannot be claimed"
+def _describe_outage(why: str, ahead: tuple[log.Claim, ...] | str) -> str:
+    text = f"newcomers cannot be claimed: {why}"
     if isinstance(ahead, str):
-        return f"{text}; all hold until it does: {ahead}"
-    return f"{text}; the members go on without them, and they join when it answers again"
+        return f"{text}. All hold until the store takes writes again, because {ahead}"
+    return f"{text}. The members go on without them; they join when the store takes writes again"
 
 
 def _choose_cause(epoch: EpochLevel, joining: Sequence[EpochMember]) -> str:

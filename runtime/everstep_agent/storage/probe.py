@@ -48,6 +48,15 @@ async def probe(store: ObjectStore) -> list[str]:
     return notes
 
 
+async def check_writable(store: ObjectStore) -> str:
+    """Create a small object, as an entry of the run log is created. Returns its key, for its
+    deletion. Raises `StoreError`.
+    """
+    key = f"{FOLDER}/{secrets.token_hex(8)}"
+    await store.create(key, b"writable")
+    return key
+
+
 async def _find_problem(store: ObjectStore, races: Sequence[float], notes: list[str]) -> str:
     """The first problem that a race proved; empty: no race proved one."""
     for later in races:
