@@ -47,7 +47,8 @@ async def test_an_epoch_that_starts_anew_after_a_failed_regroup_is_a_restart():
 def test_what_happens_during_an_incident_belongs_to_it():
     leaves = Cause(name="Leave", message="slot 1 leaves", slots=(1,))
     died = Cause(name="WorkerDied", message="rank 0 died", slots=(0,), rank=0)
-    (both,) = opened(leaves).open("i-2", died, now=2.0).levels()
+    left = opened(leaves).mark("boundary", 1.5)
+    (both,) = left.open("i-2", died, now=2.0).levels()
     assert (both.id, both.cause, both.slots) == ("i-1", "Leave", (1, 0))
     assert both.message == "slot 1 leaves; rank 0 died"
 
@@ -80,3 +81,17 @@ def test_a_new_coordinator_goes_on_with_the_open_incident():
     known = from_levels((closed, open_), now=5.0)
     assert known.id == "i-2"
     assert [i.id for i in known.levels()] == ["i-1", "i-2"]
+
+
+def test_a_loss_before_anybody_has_stopped_for_a_planned_change_is_an_incident_of_its_own():
+    leaves = Cause(name="Leave", message="slot 3 leaves", slots=(3,))
+    died = Cause(name="WorkerDied", message="rank 1 was killed", slots=(1,), rank=1)
+    lost = Incidents().open("inc-1", leaves, now=1.0).open("lm-1", died, now=2.0)
+    assert [(i.id, i.cause, i.slots) for i in lost.levels()] == [("lm-1", "WorkerDied", (1,))]
+    again = lost.take_rung("regroup").close().open("inc-1", leaves, now=9.0)
+    assert [(i.id, i.cause) for i in again.levels()] == [("lm-1", "WorkerDied"), ("inc-1", "Leave")]
+    own = Cause(name="AgentLost", message="pod 3 is gone", slots=(3,))
+    (same,) = Incidents().open("inc-1", leaves, now=1.0).open("lm-1", own, now=2.0).levels()
+    assert (same.id, same.cause) == ("inc-1", "Leave")
+    stopped = Incidents().open("inc-1", leaves, now=1.0).mark("boundary", 2.0)
+    assert [i.cause for i in stopped.open("lm-1", died, now=3.0).levels()] == ["Leave"]

@@ -93,10 +93,20 @@ class Incidents:
     current: Incident | None = None
 
     def open(self, id: str, cause: Cause, *, now: float) -> "Incidents":
-        if self.current is not None:
+        """Opens an incident, or adds the cause to the open one. If that is a planned change for
+        which nobody has stopped yet, the loss of another slot is an incident of its own: the change
+        is opened again after it.
+        """
+        if self.current is not None and not self._precedes_plan(cause):
             return replace(self, current=self.current.explain(cause))
         level = _describe(levels.RuntimeIncident(id=id, cause="", message=""), cause)
         return replace(self, current=Incident(level=level, since=now))
+
+    def _precedes_plan(self, cause: Cause) -> bool:
+        level = self.current.level if self.current else None
+        if level is None or level.phases or level.cause not in levels.IN_ORDER:
+            return False
+        return cause.name not in levels.IN_ORDER and not {*cause.slots} & {*level.slots}
 
     def detect(self, since: float, now: float) -> "Incidents":
         return self._with(self.current and self.current.detect(since, now))
