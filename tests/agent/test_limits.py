@@ -149,6 +149,20 @@ async def test_a_member_that_leaves_saves_first_and_then_its_workers_end() -> No
     assert term.running.boundary is None
 
 
+async def test_a_member_whose_save_cannot_be_committed_leaves_without_it() -> None:
+    term, watch, workers = start_to_leave()
+    term.change(term.state.disarm())
+    for now in (2.0, 5.0):
+        boundary_turn.settle(term, watch, workers, now)
+        assert term.running.boundary is None, "saves do not follow each other at once"
+    boundary_turn.settle(term, watch, workers, 7.0)
+    assert term.running.boundary == Boundary(step=6)
+    term.change(term.state.disarm())
+    boundary_turn.settle(term, watch, workers, 1.0 + term.settings.drain_seconds / 2)
+    assert term.running.leaving == ((1, 0, 1),)
+    assert "slot 1 leaves without a checkpoint" in term.state.notes[-1]
+
+
 async def test_a_leave_that_is_withdrawn_before_its_save_leaves_no_open_incident() -> None:
     """Otherwise the next loss, perhaps days later, would be reported as this one."""
     term, watch, workers = start_to_leave()

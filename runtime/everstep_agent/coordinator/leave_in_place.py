@@ -16,6 +16,12 @@ from everstep_agent.coordinator.watch import Watch
 from everstep_agent.peers.agent_report import AgentReport, WorkerReport
 from everstep_agent.peers.epoch_level import Id
 
+SAVE_AGAIN_SECONDS = 5.0
+"""Pause between two saves for members that leave, if the first one was not committed."""
+SAVE_SHARE = 0.5
+"""Share of `recovery.drainTimeoutSeconds` for the commit of such a save. Then the members leave
+without it: the others hold the same state.
+"""
 REPLACEMENT_SECONDS = 10.0
 """How long a member that may leave waits until the pod that takes its place is ready. Nobody waits
 if a pod has received SIGTERM.
@@ -76,11 +82,13 @@ def _let_leave(
     leaving = list_leaving(term)
     if watch.leave_at is None:
         watch.leave_at = max((w.applied for w in workers), default=0)
+        watch.leave_since, watch.leave_saved_at = now, None
         watch.move = planned_moves.build_move(term, purpose, term.recent())
     planned_moves.open_move(term, watch)
     replaced = not term.running.leaving and _replace(term, leaving, ready)
-    if term.running.committed < max(1, watch.leave_at):
-        if not due_saves.is_saving(term) and not due_saves.is_under_way(term, watch.leave_at):
+    if not _is_saved(term, watch, now):
+        if _is_save_due(term, watch, watch.leave_at, now):
+            watch.leave_saved_at = now
             arm(term, watch, workers, "", now)
         return
     watch.may_leave_at = watch.may_leave_at or now
@@ -90,6 +98,29 @@ def _let_leave(
         term.line.say("members_leave", slots=",".join(str(slot) for slot, _, _ in leaving))
         term.mark("drain")
         term.change(term.state.let_leave(leaving))
+
+
+def _is_saved(term: Term, watch: Watch, now: float) -> bool:
+    """Whether the state at the leave is committed, or the time for its commit is over."""
+    if watch.may_leave_at is not None or term.running.committed >= max(1, watch.leave_at or 0):
+        return True
+    limit = SAVE_SHARE * term.settings.drain_seconds
+    if now - watch.leave_since < limit:
+        return False
+    slots = ", ".join(str(slot) for slot, _, _ in list_leaving(term))
+    text = (
+        f"slot {slots} leaves without a checkpoint, because none was committed within {limit:.0f} s (half of "
+        "recovery.drainTimeoutSeconds); the others hold the same state and continue"
+    )
+    term.line.say("leaves_unsaved", message=text)
+    term.change(term.state.note(text))
+    return True
+
+
+def _is_save_due(term: Term, watch: Watch, step: int, now: float) -> bool:
+    if due_saves.is_saving(term) or due_saves.is_under_way(term, step):
+        return False
+    return watch.leave_saved_at is None or now - watch.leave_saved_at >= SAVE_AGAIN_SECONDS
 
 
 def _replace(term: Term, leaving: Sequence[Id], ready: Sequence[AgentReport]) -> bool:

@@ -37,6 +37,10 @@ class Watch:
     """The planned end, as long as it is not opened as an incident."""
     leave_at: int | None = None
     """The furthest worker's step when members were asked to leave in place; None: none is asked."""
+    leave_since: float = 0.0
+    """When they were asked."""
+    leave_saved_at: float | None = None
+    """When a save was last armed for them; None: none was."""
     may_leave_at: float | None = None
     """Since when these members may leave; None: their state is not committed yet."""
     short_since: float | None = None
