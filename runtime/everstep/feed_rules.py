@@ -22,6 +22,13 @@ class Settings:
     order: Order
 
 
+def settings_of(segment: Segment) -> Settings:
+    """Return the settings with which a segment was drawn."""
+    return Settings(
+        global_batch=segment.global_batch, micro_batch=segment.micro_batch, order=segment.order
+    )
+
+
 def list_order_changes(before: Order, now: Order) -> list[str]:
     """List the changes that put other samples at the same places, with both values."""
     if before.length != now.length and None in (before.length, now.length):
@@ -39,7 +46,7 @@ def list_order_changes(before: Order, now: Order) -> list[str]:
     return changes
 
 
-def list_exact_changes(before: Segment, now: Settings) -> list[str]:
+def list_exact_changes(before: Segment | Settings, now: Settings) -> list[str]:
     """List in words the changes that do not affect which samples come next."""
     notes = []
     if before.global_batch != now.global_batch:
@@ -94,9 +101,7 @@ def continue_from(last: Segment, settings: Settings, step: int) -> Segment:
     fingerprint differs, the place is kept: places still mean the same samples, of a dataset with
     other content.
     """
-    if settings == Settings(
-        global_batch=last.global_batch, micro_batch=last.micro_batch, order=last.order
-    ):
+    if settings == settings_of(last):
         return last
     changes = list_order_changes(last.order, settings.order)
     same_places = not list_order_changes(replace(last.order, fingerprint=None), settings.order)

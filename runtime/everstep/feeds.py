@@ -4,14 +4,21 @@ A draw is counted when its step is marked as applied, on every rank. So the samp
 was not applied are used again, and those of an applied step never are.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from everstep import feed_rules
 from everstep.batches import Batches
 from everstep.errors import Misuse, StateError
+from everstep.feed_rules import Settings
+from everstep_contract import codec
 from everstep_contract.feed import FeedRecord, Segment, encode_records
 
+SETTINGS_KEY = "feed_settings"
+"""Key in the state tree: the settings of every feed that the script has made, also of one that no step
+has drawn from since they were edited. Newcomers read them; trees of older versions have none.
+"""
 CONTINUE = "Continue"
 ON_CHANGE = ("Refuse", CONTINUE)
 
@@ -76,17 +83,27 @@ class Feeds:
         """Name → settings in words, which are the same on every rank."""
         return {name: feed_rules.describe(made.settings) for name, made in self._made.items()}
 
-    def adopt(self, records: dict[str, FeedRecord] | None, applied: int) -> None:
+    def adopt(
+        self,
+        records: dict[str, FeedRecord] | None,
+        applied: int,
+        settings: Mapping[str, Settings] | None = None,
+    ) -> None:
         """Continue at the position of another member.
+
+        Args:
+            settings: of that member's feeds. A feed that is not among them is compared with its last segment.
 
         Raises:
             StateError: a feed differs from that member's feed of this name, so this rank's
                 micro-batches would hold other samples.
         """
         known = dict(records or {})
+        theirs = {name: feed_rules.settings_of(record.last) for name, record in known.items()}
+        theirs |= settings or {}
         for name, made in self._made.items():
-            if name in known:
-                _require_equal(made, known[name].last)
+            if name in theirs:
+                _require_equal(made, theirs[name], drawn=name in known)
         self._records, self._applied = known, applied
 
     def draw(self, made: Batches, step: int) -> int:
@@ -117,6 +134,9 @@ class Feeds:
         which nothing has been drawn.
         """
         return encode_records(self._records)
+
+    def encode_settings(self) -> dict[str, Any]:
+        return {name: codec.encode(made.settings) for name, made in self._made.items()}
 
     def _segment(self, made: Batches, step: int) -> Segment:
         record = self._records.get(made.name)
@@ -155,15 +175,30 @@ class Feeds:
             raise StateError(_refusal(made.name, self._applied, changes))
 
 
-def _require_equal(made: Batches, last: Segment) -> None:
-    """`last`: the segment from which the running ranks draw."""
-    changes = feed_rules.list_order_changes(last.order, made.settings.order)
-    changes += feed_rules.list_exact_changes(last, made.settings)
+def decode_settings(tree: Mapping[str, Any]) -> dict[str, Settings]:
+    """The settings in a state tree. Raises `codec.DecodeError`, which names the field."""
+    found = tree.get(SETTINGS_KEY, {})
+    return {n: codec.decode(Settings, one, f"{SETTINGS_KEY}.{n}") for n, one in found.items()}
+
+
+def _require_equal(made: Batches, theirs: Settings, *, drawn: bool) -> None:
+    """`theirs`: with which the running ranks draw. A feed that they have not `drawn` from may serve
+    `job.evaluate` only, so its fingerprint is not compared.
+    """
+    own = made.settings
+    if not drawn:
+        own, theirs = _without_fingerprint(own), _without_fingerprint(theirs)
+    changes = feed_rules.list_order_changes(theirs.order, own.order)
+    changes += feed_rules.list_exact_changes(theirs, own)
     if changes:
         raise StateError(
             f"job.batches, feed {made.name}: this rank differs from the running ranks: {'; '.join(changes)}. "
             "Give all pods the same data and the same script"
         )
+
+
+def _without_fingerprint(settings: Settings) -> Settings:
+    return replace(settings, order=replace(settings.order, fingerprint=None))
 
 
 def _refusal(name: str, applied: int, changes: Collection[str]) -> str:

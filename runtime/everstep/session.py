@@ -30,7 +30,7 @@ from everstep.buffers import Buffers
 from everstep.checkpoint_reader import Checkpoint
 from everstep.copier import Copier, Rest
 from everstep.errors import StateError
-from everstep.feeds import Feeds
+from everstep.feeds import SETTINGS_KEY, Feeds, decode_settings
 from everstep.finite import FiniteCheck
 from everstep.local_state import LocalState
 from everstep.membership import Membership
@@ -279,7 +279,7 @@ class Session:
             lay = {n: sharded.lay_local if n in taken.parts else sharded.divide for n in wanted}
             return {n: lay[n](tensors[n], like) for n, like in wanted.items()}
 
-        self.feeds.adopt(feed.decode_records(tree), taken.applied)
+        self.feeds.adopt(feed.decode_records(tree), taken.applied, decode_settings(tree))
         self.tracked.load(list(self.tracked.objects), tree["objects"], read, self.device)
         self._restore_rest(tree, tensors.__getitem__)
         self.buffers = Buffers(self.tracked)
@@ -321,6 +321,7 @@ class Session:
             "version": checkpoint_reader.TREE_VERSION,
             "seed": self.seed,
             "feeds": self.feeds.encode(),
+            SETTINGS_KEY: self.feeds.encode_settings(),
             "random": state.encode(randomness.capture(), "random", tensors),
             "windows": {k: list(v) for k, v in self.windows.items()},
         }

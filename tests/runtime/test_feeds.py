@@ -1,14 +1,19 @@
 """Where a feed continues: across steps, resumes and edits of the script."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from everstep.batches import Batches, build_settings
 from everstep.errors import Misuse, StateError
-from everstep.feeds import Feeds
+from everstep.feeds import Feeds, decode_settings
+from everstep.transfer import Taken
+from everstep_contract import wire
 from everstep_contract.feed import FeedRecord, decode_records
+from runtime.a_commit import commit
+from runtime.a_job import Trial
 
 SIZE = 24
 
@@ -59,6 +64,14 @@ class Life:
 
     def records(self) -> dict[str, FeedRecord]:
         return decode_records({"feeds": self.feeds.encode()}) or {}
+
+    def join(self, member: "Life", *, older: bool = False) -> None:
+        """Join `member`, which may be `older` than the version that hands over settings."""
+        settings = (
+            None if older else decode_settings({"feed_settings": member.feeds.encode_settings()})
+        )
+        self.feeds.adopt(member.records(), member.applied, settings)
+        self.applied = member.applied
 
 
 def a_life(steps: int, **settings: Any) -> Life:
@@ -229,6 +242,7 @@ def test_a_feed_that_is_really_new_is_noted() -> None:
     assert resumed.notes == ["feed more is new: step 4 begins it with its first sample"]
 
 
+@pytest.mark.parametrize("older", [False, True])
 @pytest.mark.parametrize("on_change", ["Refuse", "Continue"])
 @pytest.mark.parametrize(
     ("settings", "told"),
@@ -239,17 +253,78 @@ def test_a_feed_that_is_really_new_is_noted() -> None:
     ],
 )
 def test_a_newcomer_whose_data_differ_from_the_members_data_does_not_join(
-    settings: dict[str, Any], told: str, on_change: str
+    settings: dict[str, Any], told: str, on_change: str, older: bool
 ) -> None:
     members, newcomer = a_life(3), Life()
     feed = newcomer.feed(on_change=on_change, **settings)
     if told:
         with pytest.raises(StateError, match=f"differs from the running ranks: {told}"):
-            newcomer.feeds.adopt(members.records(), members.applied)
+            newcomer.join(members, older=older)
         return
-    newcomer.feeds.adopt(members.records(), members.applied)
-    newcomer.applied = members.applied
+    newcomer.join(members, older=older)
     assert newcomer.take(feed) == a_life(4).drawn[4]
+
+
+EDITS = [
+    ({"global_batch": 8}, "global_batch was 8, is 4"),
+    ({"micro_batch": 4}, "micro_batch was 4, is 2"),
+    ({"seed": 5}, "seed was 5, is 0"),
+    ({"fingerprint": "b"}, "fingerprint was 'b', is 'a'"),
+]
+
+
+@pytest.mark.parametrize(("edit", "told"), EDITS)
+def test_a_newcomer_joins_members_that_have_not_drawn_from_a_feed_since_its_edit(
+    edit: dict[str, Any], told: str
+) -> None:
+    before = {"fingerprint": "a"}
+    members = Life(a_life(3, **before))
+    theirs = members.feed(**before | edit, on_change="Continue")
+    newcomer, unedited = Life(), Life()
+    feed = newcomer.feed(**before | edit, on_change="Continue")
+    newcomer.join(members)
+    assert newcomer.take(feed) == members.take(theirs)
+    unedited.feed(**before)
+    with pytest.raises(StateError, match=f"differs from the running ranks: {told}"):
+        unedited.join(members)
+
+
+def test_a_feed_that_the_members_have_not_drawn_from_is_compared_without_its_content() -> None:
+    members, newcomer, other = Life(), Life(), Life()
+    for life, size, fingerprint in ((members, 7, "a"), (newcomer, 7, None), (other, 9, "a")):
+        life.feed(size, name="held out", fingerprint=fingerprint)
+    newcomer.join(members)
+    with pytest.raises(StateError, match=r"feed held out: .* length was 7 samples, is 9"):
+        other.join(members)
+
+
+def a_rare_feed(folder: Path, global_batch: int, **start: Any) -> tuple[Trial, Batches]:
+    folder.mkdir()
+    trial = Trial(folder, **start).track()
+    return trial, trial.job.batches(
+        trial.dataset, global_batch=global_batch, micro_batch=2, name="rare"
+    )
+
+
+def test_a_member_hands_over_the_settings_of_a_feed_that_it_has_not_drawn_from(
+    tmp_path: Path,
+) -> None:
+    first, rare = a_rare_feed(tmp_path / "first", 4)
+    for step in first.job.steps(until=1):
+        for batch in step.batches(rare):
+            step.backward(first.loss(batch))
+        first.optimizer.step()
+    said = commit(tmp_path, first.agent.of(wire.Staged)[-1:])
+    member, _ = a_rare_feed(tmp_path / "member", 8, **said)
+    for step in member.job.steps(until=2):
+        member.take(step)
+    held = member.session.capture()
+    newcomer, _ = a_rare_feed(tmp_path / "newcomer", 8)
+    newcomer.session.settle(9)
+    newcomer.session.adopt(
+        Taken(applied=2, tree=held.tree, tensors=held.tensors, parts=frozenset())
+    )
+    assert newcomer.session.applied == 2
 
 
 def test_a_feed_is_described_by_what_is_the_same_on_every_rank() -> None:
