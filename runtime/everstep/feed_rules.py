@@ -30,7 +30,11 @@ def settings_of(segment: Segment) -> Settings:
 
 
 def list_order_changes(before: Order, now: Order) -> list[str]:
-    """List the changes that put other samples at the same places, with both values."""
+    """List the changes that put other samples at the same places, with both values.
+
+    A dataset that can only be iterated may shuffle with random numbers, which are seeded from the seed
+    of the feed (`stream.py`). So another seed counts as another order.
+    """
     if before.length != now.length and None in (before.length, now.length):
         return [f"the dataset had {_length(before)}, has {_length(now)}"]
     changes = []
@@ -38,7 +42,7 @@ def list_order_changes(before: Order, now: Order) -> list[str]:
         changes.append(f"length was {before.length} samples, is {now.length}")
     if before.length is not None and before.shuffle != now.shuffle:
         changes.append(f"shuffle was {before.shuffle}, is {now.shuffle}")
-    elif before.length is not None and now.shuffle and before.seed != now.seed:
+    elif before.seed != now.seed and (before.length is None or now.shuffle):
         changes.append(f"seed was {before.seed}, is {now.seed}")
     both = before.fingerprint is not None and now.fingerprint is not None
     if both and before.fingerprint != now.fingerprint:

@@ -3,8 +3,8 @@
 Every rank reads the complete stream and keeps its share. A place means the same sample on every
 rank and after a resume only if the iterable yields the same order each time. The stream has random
 states of its own, seeded from the seed of the feed and the number of the pass. So an iterable that
-shuffles with torch, numpy or `random` has the same order everywhere. Whether others have cannot be
-checked, so such a run is resumable, not exact.
+shuffles with torch, numpy or `random` has the same order everywhere, and another one with another
+seed. Whether others have cannot be checked, so such a run is resumable, not exact.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

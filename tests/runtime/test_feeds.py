@@ -1,10 +1,12 @@
 """Where a feed continues: across steps, resumes and edits of the script."""
 
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import IterableDataset
 
 from everstep.batches import Batches, build_settings
 from everstep.errors import Misuse, StateError
@@ -72,6 +74,16 @@ class Life:
         )
         self.feeds.adopt(member.records(), member.applied, settings)
         self.applied = member.applied
+
+
+class Shuffled(IterableDataset[int]):
+    """Has another order in each pass, which depends on the random numbers of Python."""
+
+    def __init__(self, samples: Sequence[int]) -> None:
+        self._samples = samples
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(random.sample(self._samples, len(self._samples)))
 
 
 def a_life(steps: int, **settings: Any) -> Life:
@@ -156,6 +168,33 @@ def test_a_seed_that_orders_nothing_may_change() -> None:
     resumed = Life(a_life(3, shuffle=False, seed=1))
     assert resumed.take(resumed.feed(shuffle=False, seed=2)) == [12, 13, 14, 15]
     assert "the order does not depend on it" in resumed.notes[0]
+
+
+def draw_shuffled(life: Life, seed: int, on_change: str = "Refuse") -> list[int]:
+    """Take a step that draws 8 of the 12 samples of a dataset that shuffles itself."""
+    data = Shuffled(range(12))
+    given = build_settings(data, global_batch=8, micro_batch=8, seed=seed)
+    feed = Batches(data, given, collate=list)
+    life.feeds.add(feed, on_change=on_change)
+    found: list[int] = feed.source.read(life.take(feed))
+    return found
+
+
+def test_another_seed_of_an_iterable_is_another_order() -> None:
+    life = Life()
+    first = draw_shuffled(life, 3)
+    with pytest.raises(StateError, match=r"continue exactly after step 1: seed was 3, is 5"):
+        draw_shuffled(Life(life), 5)
+    insisting = Life(life)
+    found = draw_shuffled(insisting, 5, "Continue")
+    assert found == draw_shuffled(Life(), 5) != first
+    last = insisting.records()["1"].last
+    assert (last.step, last.sample, last.change) == (2, 0, "seed was 3, is 5")
+    assert insisting.notes == [
+        "feed 1, from step 2 on: seed was 3, is 5: the order changes; training goes on at sample 0 of the new one"
+    ]
+    draw_shuffled(same := Life(life), 3)
+    assert same.notes == []
 
 
 def test_content_that_cannot_be_compared_any_more_is_noted() -> None:
