@@ -33,7 +33,9 @@ class Batches:
         self.exact = settings.order.length is not None
         """False: the order is the iterable's own, and a resume skips what was read."""
         made = validate.callable_or_none("job.batches: collate", collate) or default_collate
-        self.source = Source(dataset if self.exact else Stream(dataset, settings.order.seed), made)
+        if not self.exact:
+            dataset = Stream(dataset, settings.order.seed, keep=settings.global_batch)
+        self.source = Source(dataset, made)
         self.size = settings.order.length or 0
         self._order, self._order_ahead = (
             order.Blocks(size=self.size, seed=settings.order.seed, shuffle=settings.order.shuffle)

@@ -147,7 +147,8 @@ class Job:
         Args:
             dataset: has `__len__` and `__getitem__` (or `__getitems__`). A dataset that can only be
                 iterated is resumed by skipping the samples that were read. Its order is its own, so
-                the run is not exact, and a note reports that.
+                the run is not exact, and a note reports that. Each rank reads all of it and keeps
+                the samples of one global batch in memory, so each sample has to be a new object.
             global_batch: samples of one step, over all ranks.
             micro_batch: samples fetched and computed at a time, at most `global_batch`; the last
                 micro-batch of a step may have fewer.

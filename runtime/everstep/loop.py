@@ -60,7 +60,6 @@ class Loop:
         """The current pass is a filler: it has no weight, and all ranks of the unit make the
         same number of passes with it.
         """
-        self._batch: Any = None
         self._layout = vector.Layout(
             micro_batches=feed.micro_batches,
             samples=feed.global_batch,
@@ -231,19 +230,17 @@ class Loop:
         if self._current is not None and self._buffers_before is not None:
             self._session.buffers.put_back(self._buffers_before)
         index, self._filling = one.index, one.filler
-        again = self._filling and index == self._current
         self._current, self._answers = index, 0
         request = self._feed.request(self._first, index)
         if self._tells:  # before the fetch, which may raise: the script may skip the batch then
             places = self._feed.places(index)
             self._parts.counts[index] = 1
             self._parts.samples[places.start : places.stop] = [i + 1 for i in request.ids]
-        if not again or self._feed.exact:  # going back in a stream reads it again from the start
-            with self._session.meter.fetching():
-                self._batch = self._feed.take(request)
+        with self._session.meter.fetching():
+            batch = self._feed.take(request)
         randomness.seed_all(*request.seed)
         self._session.begin_copy()
-        return self._batch
+        return batch
 
     def _send(self, group: Group) -> None:
         """Launch the remaining buckets, and the vector."""
@@ -331,7 +328,6 @@ class Loop:
         session.buffers.take(parts.buffers)
         assert self._random is not None
         randomness.restore(self._random)
-        self._batch = None
         norm = self._norm(summary.scale)
         step_checks.watch_jumps(step, summary, norm)
         step.end_reduction(self._entry(summary), norm)

@@ -5,8 +5,14 @@ rank and after a resume only if the iterable yields the same order each time. Th
 states of its own, seeded from the seed of the feed and the number of the pass. So an iterable that
 shuffles with torch, numpy or `random` has the same order everywhere, and another one with another
 seed. Whether others have cannot be checked, so such a run is resumable, not exact.
+
+A rank may have to go back in a step: after a loss it takes over a micro-batch before its own last one,
+and a step may have several loops. So the stream keeps the samples of one global batch, those of other
+ranks too. What is further back is read again from the start, which only a new process needs.
 """
 
+import copy
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,10 +23,17 @@ from everstep.errors import Misuse
 
 class Stream:
     """Raises `Misuse` for an iterable that can be iterated only once, or that yields nothing.
-    `seed`: of its random numbers.
+
+    What it keeps are the objects that the iterable yielded, so this has to yield a new object for each
+    sample. A tensor that the script changes in place is changed when it is served again. But `collate`
+    may take items out of a sample that is a list or a dict.
+
+    Args:
+        seed: of its random numbers.
+        keep: how many samples are kept, the last ones that were read; the feed's global batch.
     """
 
-    def __init__(self, source: Iterable[Any], seed: int = 0) -> None:
+    def __init__(self, source: Iterable[Any], seed: int = 0, *, keep: int) -> None:
         self._name = type(source).__name__
         self._source, self._seed = source, seed
         self._own: dict[str, Any] | None = None
@@ -34,6 +47,8 @@ class Stream:
                 "again with each iter()"
             )
         self._next = 0
+        self._kept: deque[Any] = deque(maxlen=keep)
+        """The samples at the places before `_next`."""
 
     def __getitems__(self, places: Sequence[int]) -> list[Any]:
         with self._own_states():
@@ -58,18 +73,31 @@ class Stream:
         self._samples: Iterator[Any] = iter(self._source)
 
     def _sample(self, place: int) -> Any:
-        if place < self._next:
-            self._begin(0)
-            self._next = 0
-        for _ in range(place - self._next):
-            self._advance()
-        return self._advance()
+        if place < self._next - len(self._kept):
+            self._go_to_start()
+        while self._next <= place:
+            self._kept.append(self._read())
+            self._next += 1
+        sample = self._kept[place - self._next]
+        return copy.copy(sample) if type(sample) in (dict, list) else sample
 
-    def _advance(self) -> Any:
-        self._next += 1
+    def _go_to_start(self) -> None:
+        self._begin(0)
+        self._kept.clear()
+        self._next = 0
+
+    def _read(self) -> Any:
         for sample in self._samples:
             return sample
         self._begin(self._pass + 1)
         for sample in self._samples:
             return sample
-        raise Misuse(f"job.batches: {self._name} yields no samples")
+        raise Misuse(f"job.batches: {self._name} {self._why_empty()}")
+
+    def _why_empty(self) -> str:
+        if not self._next:
+            return "yields no samples"
+        return (
+            f"yielded {self._next} samples, and none when it was iterated again; let __iter__ return a new iterator "
+            "each time, not one that the dataset keeps"
+        )

@@ -1,7 +1,9 @@
 """Which samples form a step."""
 
 import random
+import weakref
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,7 +94,7 @@ class Counting(IterableDataset[int]):
         return iter(range(100, 110))
 
 
-def a_stream(dataset: IterableDataset[int] | None = None) -> Batches:
+def a_stream(dataset: IterableDataset[Any] | None = None) -> Batches:
     dataset = dataset or Counting()
     return Batches(dataset, build_settings(dataset, global_batch=4, micro_batch=2), collate=list)
 
@@ -101,6 +103,74 @@ def test_a_stream_is_shared_by_places_and_goes_round() -> None:
     whole = a_stream()
     read = [whole.source.read(whole.ids(first, m)) for first in (0, 4, 8) for m in (0, 1)]
     assert [s for batch in read for s in batch] == [*range(100, 110), 100, 101]
+
+
+class Counted(IterableDataset[int]):
+    """Counts what is read from it. Each pass shuffles its 50 samples."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for sample in random.sample(range(50), 50):
+            self.read += 1
+            yield sample
+
+
+def test_going_back_in_a_step_reads_nothing_again() -> None:
+    """As after a loss, and in a second loop. The second step spans two passes."""
+    dataset = Counted()
+    stream = Batches(
+        dataset, build_settings(dataset, global_batch=40, micro_batch=10, seed=3), collate=list
+    )
+    for first in (0, 40):
+        found = read_stream(stream, [(first, m) for m in (1, 3, 0, 2)])
+        again = read_stream(stream, [(first, m) for m in (1, 3, 0, 2)])
+        assert dataset.read == first + 40
+        assert again == found
+
+
+def test_a_stream_keeps_one_global_batch() -> None:
+    class Samples(IterableDataset[torch.Tensor]):
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            for number in range(100):
+                made.append(weakref.ref(sample := torch.tensor(number)))
+                yield sample
+
+    made: list[weakref.ref[torch.Tensor]] = []
+    stream = a_stream(Samples())
+    stream.source.read(stream.ids(40, 0))
+    assert [number for number, sample in enumerate(made) if sample() is not None] == [
+        38,
+        39,
+        40,
+        41,
+    ]
+
+
+def test_collate_may_take_items_out_of_a_sample() -> None:
+    class Dicts(IterableDataset[dict[str, int]]):
+        def __iter__(self) -> Iterator[dict[str, int]]:
+            return iter([{"label": number} for number in range(10)])
+
+    dataset = Dicts()
+    settings = build_settings(dataset, global_batch=4, micro_batch=2)
+    stream = Batches(dataset, settings, collate=lambda samples: [s.pop("label") for s in samples])
+    assert [stream.source.read([2, 3]) for _ in range(2)] == [[2, 3]] * 2
+
+
+def test_an_iterable_that_keeps_its_iterator_is_refused_when_it_has_to_start_again() -> None:
+    class Once(IterableDataset[int]):
+        def __init__(self) -> None:
+            self._samples = iter(range(6))
+
+        def __iter__(self) -> Iterator[int]:
+            return self._samples
+
+    stream = a_stream(Once())
+    assert stream.source.read(stream.ids(4, 0)) == [4, 5]
+    with pytest.raises(Misuse, match=r"Once yielded 6 samples, and none .* return a new iterator"):
+        stream.source.read(stream.ids(4, 1))
 
 
 def test_a_stream_is_resumed_by_skipping_what_was_read_and_can_be_read_again() -> None:
