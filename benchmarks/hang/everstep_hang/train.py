@@ -53,6 +53,7 @@ def main(job: everstep.Job) -> None:
     data = job.batches(Numbers(), global_batch=64, micro_batch=8, shuffle=False)
     held_out = job.batches(torch.randn(64, WIDTH), global_batch=32, micro_batch=8, name="held-out")
     progress = Path(os.environ[PROGRESS])
+    written = progress.with_suffix(".new")
     for step in job.steps(until=MOST_STEPS):
         for rows in step.batches(data):
             rows = rows if step.number % 50 else rows[:5]  # another shape
@@ -60,7 +61,8 @@ def main(job: everstep.Job) -> None:
         optimizer.step()
         be_slow(step.number, job.rank)
         if job.rank == 0:
-            progress.write_text(str(step.number))
+            written.write_text(str(step.number))
+            written.replace(progress)  # a reader never finds an empty file
         if step.number % 200 == 0:
             with torch.no_grad():
                 job.sum(sum(float(model(rows).mean()) for rows in job.evaluate(held_out)))
