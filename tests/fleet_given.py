@@ -53,6 +53,8 @@ class Fleet:
     gpus: Mapping[str, frozenset[str]] = field(default_factory=dict)
     silences: Mapping[str, str] = field(default_factory=dict)
     observe_only: bool = False
+    healed: set[tuple[str, str, str]] = field(default_factory=set)
+    """(node, GPU, kind) that the exporter shows to be without a fault again."""
 
     def __post_init__(self) -> None:
         self.cluster.clock = lambda: self.now
@@ -62,6 +64,11 @@ class Fleet:
         return self
 
     def heal(self, node: str) -> "Fleet":
+        self.healed |= {(f.node, f.gpu, f.kind) for f in self.faults if f.node == node}
+        return self.hide(node)
+
+    def hide(self, node: str) -> "Fleet":
+        """The exporter no longer shows the faults, but does not show either that they are over."""
         self.faults = [fault for fault in self.faults if fault.node != node]
         return self
 
@@ -144,9 +151,14 @@ class Fleet:
             node=node.name,
             claims=tuple(kept),
             present=self.gpus.get(node.name, frozenset()),
+            clear=self._clear(node.name),
             silent=silent,
             silent_reason="ExporterSilent" if silent else "",
         )
+
+    def _clear(self, node: str) -> frozenset[tuple[str, str]]:
+        faulty = {(f.gpu, f.kind) for f in self.faults if f.node == node}
+        return frozenset((gpu, kind) for name, gpu, kind in self.healed if name == node) - faulty
 
 
 def _claim(fault: Fault, node: NodeFacts) -> Claim:

@@ -70,6 +70,11 @@ class Finding:
     """The convicting claims first; the oldest first in each group."""
     present: frozenset[str] = frozenset()
     """UUIDs that the newest good page showed."""
+    clear: frozenset[tuple[str, str]] = frozenset()
+    """(GPU, kind of evidence) that the newest good page showed to be without a fault; an XID in the
+    gauge may have overwritten another one, so such a GPU is not clear of XIDs. Empty: no page of
+    this boot was read.
+    """
     silent: str = ""
     """Why the GPUs cannot be observed; empty if they can."""
     silent_reason: str = ""

@@ -112,10 +112,21 @@ async def test_a_new_leader_admits_who_waited_although_the_exporter_shows_anothe
     """To raise the budget is the documented remedy, and it restarts the operator."""
     fleet = a_fleet(budget=1).break_("node-1").break_("node-2", at=START + 0.5)
     await fleet.settle()
-    fleet.heal("node-2").restart()
+    fleet.hide("node-2").restart()
     fleet.policy = Policy(budget=Budget(number=2))
     await fleet.settle()
     assert cordoned(fleet) == ["node-1", "node-2"]
+
+
+async def test_a_new_leader_admits_nobody_whose_gpu_was_reset_while_it_waited() -> None:
+    fleet = a_fleet(budget=1).break_("node-1").break_("node-2", at=START + 0.5)
+    await fleet.settle()
+    fleet.heal("node-2").restart()
+    fleet.policy = Policy(budget=Budget(number=2))
+    await fleet.settle()
+    assert cordoned(fleet) == ["node-1"]
+    await fleet.break_("node-2", at=fleet.now).settle()
+    assert cordoned(fleet) == ["node-1", "node-2"], "the same fault again"
 
 
 async def test_a_new_leader_admits_nobody_whose_evidence_ended_with_the_boot() -> None:

@@ -1,8 +1,10 @@
 """A node's pages over time → its evidence and verdict."""
 
+from dataclasses import replace
+
 import pytest
 
-from everstep_operator.evidence import build_incident, covers
+from everstep_operator.evidence import MISSING, build_incident, covers
 from everstep_operator.health.outcomes import FailureKind
 from health_given import HEALTHY, START, A, B, History, a_failure, a_gpu, a_node, a_page
 
@@ -63,6 +65,25 @@ def test_a_follower_in_the_gauge_does_not_hide_the_cause_in_the_count() -> None:
 
 def test_the_exporter_taking_the_xid_back_ends_the_evidence() -> None:
     assert History().scrape(HEALTHY, XID64, HEALTHY).finding().claims == ()
+
+
+def test_only_a_page_without_any_code_shows_that_a_gpu_is_clear_of_xids() -> None:
+    """A new operator process knows the codes before its first page only from NodeQuarantines."""
+    history = History().scrape(XID64).restarted()
+    assert not history.scrape(a_failure()).finding().clear, "no page was read"
+    follower = a_page(a_gpu(A, xid=45), a_gpu(B))
+    shown = history.scrape(follower).finding().clear
+    assert (A, "xid") not in shown, "the follower may have overwritten another code"
+    assert {(B, "xid"), (A, "double-bit-ecc"), (A, MISSING)} <= shown
+    assert (A, "xid") in history.scrape(HEALTHY).finding().clear
+    assert not history.rebooted().finding().clear
+
+
+def test_a_page_clears_no_gpu_of_what_it_does_not_show() -> None:
+    bare = a_gpu(A)
+    values = {m: codes for m, codes in bare.values.items() if "XID" not in m}
+    finding = History().scrape(a_page(replace(bare, values=values))).finding()
+    assert finding.clear == {(A, MISSING), (A, "double-bit-ecc"), (A, "row-remap-failure")}
 
 
 def test_a_restarted_exporter_that_shows_the_xid_again_shows_a_new_one() -> None:

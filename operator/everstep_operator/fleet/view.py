@@ -76,19 +76,26 @@ def _list_forgotten(
     observed: Observed, standing: Mapping[str, Quarantine], memory: FleetMemory
 ) -> list[str]:
     """Nodes with a quarantine beyond the budget that this process has never found at fault itself:
-    a former one did, and the exporter may show another fault by now. Oldest first.
+    a former one did, and the exporter has not been read yet, or may show another fault by now. A
+    node whose exporter shows that all faults are over is not listed. Oldest first.
     """
     known = {finding.node for finding in _list_convicted(observed)} | memory.convicted
     found = [
         held
         for name, held in standing.items()
-        if not held.cordon and name not in known and _still_stands(held, observed.nodes[name])
+        if not held.cordon
+        and name not in known
+        and _may_stand(held, observed.nodes[name], observed.findings.of(name))
     ]
     return [held.node for held in sorted(found, key=lambda q: (q.decided_at, q.name))]
 
 
-def _still_stands(held: Quarantine, node: NodeFacts) -> bool:
-    return any(still_applies(one, machine=node.machine, boot=node.boot) for one in held.evidence)
+def _may_stand(held: Quarantine, node: NodeFacts, finding: Finding) -> bool:
+    return any(
+        still_applies(one, machine=node.machine, boot=node.boot)
+        and (one.gpu, one.kind) not in finding.clear
+        for one in held.evidence
+    )
 
 
 def note_convicted(memory: FleetMemory, view: View) -> FleetMemory:

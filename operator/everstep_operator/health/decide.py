@@ -55,6 +55,7 @@ def decide_node(
         node=facts.name,
         claims=tuple(claims),
         present=memory.present,
+        clear=frozenset(_list_clear(memory)),
         silent=silent,
         silent_reason=silent_reason,
         doubt=_doubt(memory, claims, died_at, limits, now),
@@ -67,6 +68,14 @@ def _holders(memory: NodeMemory, claims: list[Claim]) -> tuple[str, ...]:
     lost = {claim.evidence.gpu for claim in claims if claim.state is NodeState.GONE}
     working = (memory.gpus[uuid] for uuid in memory.present - lost if uuid in memory.gpus)
     return tuple(sorted({pod for gpu in working for pod in gpu.pods}))
+
+
+def _list_clear(memory: NodeMemory) -> Iterator[tuple[str, str]]:
+    for uuid in memory.present & memory.gpus.keys():
+        gpu = memory.gpus[uuid]
+        yield uuid, MISSING
+        faulty = {kind for kind, _ in gpu.onsets}
+        yield from ((uuid, kind) for kind in gpu.shown - faulty)
 
 
 def _claims(

@@ -63,6 +63,8 @@ class GpuMemory:
     """A page has shown it; False: known only from the node's annotation."""
     kept: Mapping[str, Values] = field(default_factory=lambda: MappingProxyType({}))
     """Kind → what its rule keeps for the next page."""
+    shown: frozenset[str] = frozenset()
+    """Kinds whose metrics the newest page had that showed the GPU."""
     energy: float | None = None
     onsets: Mapping[FaultKey, Onset] = field(default_factory=lambda: MappingProxyType({}))
     missing: int = 0
@@ -200,6 +202,9 @@ class _Fold:
             index=sample.index or gpu.index,
             seen=True,
             kept=MappingProxyType({kind: change.kept for kind, change in changes.items()}),
+            shown=frozenset(
+                r.kind for r in self.rules if not sample.values.keys().isdisjoint(r.metrics)
+            ),
             energy=sample.energy if sample.energy is not None else gpu.energy,
             onsets=MappingProxyType(self._onsets(gpu, changes, at)),
             pods=sample.pods,
