@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from everstep_contract import levels, names
 from everstep_contract.levels import Phase, RuntimeIncident
 from everstep_operator import model
@@ -24,6 +26,7 @@ from job_builders import (
     a_spec,
     a_status,
     a_verdict,
+    an_end,
     an_observation,
 )
 
@@ -586,3 +589,21 @@ def test_a_loss_of_the_slots_next_pod_bears_no_verdict_on_the_node_before():
     assert judged_later(observed, 20) == [("lm-1", None)]
     (_, quarantine), *_ = judged_later(replace(observed, pods=(a_pod(0), a_pod(2))), 20)
     assert quarantine is None
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        {"running_since": NOW + 20, "restarts": 1, "last_ended": an_end(code=137)},
+        {"running_since": None, "ended": an_end(code=137)},
+        {"running_since": None, "waiting": "CrashLoopBackOff", "last_ended": an_end(code=137)},
+    ],
+    ids=["runs-again", "ended", "waits"],
+)
+def test_a_container_that_dies_in_the_slots_next_pod_bears_no_verdict_on_the_node_before(container):
+    """The kubelet restarts it in its pod, so it runs since a time after the loss."""
+    slots = [a_slot(0), a_slot(1, 2, node="node-4", former_node="node-1"), a_slot(2)]
+    pods = (a_pod(0), a_pod(1, 2, node="node-4", **container), a_pod(2))
+    seen = a_seen(((0, 1), (2, 1)), incidents=(a_mended_loss(),))
+    observed = an_observation(job=a_job(status=a_status(slots=slots)), pods=pods, seen=seen)
+    assert judged_later(observed, 20) == [("lm-1", None)]

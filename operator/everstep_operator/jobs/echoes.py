@@ -11,7 +11,7 @@ from everstep_contract import names
 from everstep_contract.levels import IN_ORDER
 from everstep_operator.jobs.faults import DELETED
 from everstep_operator.jobs.marks import list_moved
-from everstep_operator.jobs.observed import Observed
+from everstep_operator.jobs.observed import Observed, Pod
 from everstep_operator.jobs.stamps import to_seconds
 from everstep_operator.model_status import Incident, SlotStatus
 from everstep_operator.values import NodeState
@@ -81,5 +81,13 @@ def _find_lost_node(observed: Observed, record: SlotStatus, began: float) -> str
     pod = observed.pod_of(record.slot, record.attempt)
     if pod is None:
         return record.former_node if record.pod_uid is None else None
-    started_later = pod.running_since is None or pod.running_since > began
-    return record.former_node if started_later else None
+    return record.former_node if _began_later(pod, began) else None
+
+
+def _began_later(pod: Pod, began: float) -> bool:
+    """Whether nothing had run in the pod when the incident began. A container that was restarted in
+    its pod had run before.
+    """
+    if pod.restarts or pod.ended or pod.last_ended:
+        return False
+    return pod.running_since is None or pod.running_since > began
