@@ -118,6 +118,30 @@ def test_a_death_that_is_heard_of_after_the_verdict_bears_its_quarantine_too() -
     )
 
 
+@pytest.mark.parametrize("state", [NodeState.LEAVING, NodeState.GONE])
+def test_a_move_bears_the_verdict_of_the_operator_that_wrote_the_quarantine(
+    state: NodeState,
+) -> None:
+    """The former operator moved the slot because of inc-1, and ended before it had written the NodeQuarantine."""
+    mended = told(open=False, rung="regroup")
+    first = a_verdict("node-1", state, marks={"signal": NOW, "verdict": NOW + 1})
+    seen = a_seen(((0, 1), (2, 1)), incidents=(mended,))
+    moved = again(an_observation(verdicts={"node-1": first}, seen=seen), NOW + 1)
+    assert [i.quarantine for i in moved.job.status.incidents] == ["inc-1", "inc-1"]
+    marks = {"signal": NOW + 20, "verdict": NOW + 20, "cordon": NOW + 21}
+    second = replace(first, incident="inc-2", quarantined=True, marks=marks)
+    seen = replace(seen, left=(a_left(1),))
+    judged = again(replace(moved, verdicts={"node-1": second}, seen=seen), NOW + 22)
+    incidents = judged.job.status.incidents
+    assert [i.quarantine for i in incidents] == ["inc-2", "inc-2"]
+    assert "cordon" in {m.name for i in incidents for m in i.marks}
+    assert judged.job.status.restarts is not None
+    assert judged.job.status.restarts.total == 1
+    third = replace(second, incident="inc-3")
+    later = again(replace(judged, verdicts={"node-1": third}), NOW + 23).job.status.incidents
+    assert {i.quarantine for i in later} == {"inc-2"}, "a node that was cordoned has another fault"
+
+
 def test_the_last_incident_is_told_as_a_story_and_announced_once() -> None:
     verdict = a_verdict("node-1", NodeState.GONE, marks={"signal": NOW - 2, "verdict": NOW - 1})
     raised = again(an_observation(verdicts={"node-1": verdict}), NOW)

@@ -3,6 +3,9 @@ lost pod's node. Pure.
 
 If a spare takes the lost slot's place, the slot may be given up before its node is judged. Then no
 decision about the slot names the verdict, but the slot's record still has the lost pod's node.
+
+If an operator process ends after it has moved a slot, and before it has written the NodeQuarantine,
+the next process judges the same fault anew, under another incident. The move then gets the new one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +23,27 @@ ECHO_SECONDS = 120.0
 """A rank that died within this time before its node's verdict counts as killed by the same fault.
 """
 CONVICTED = frozenset({NodeState.LEAVING, NodeState.GONE})
+
+
+def rename_verdicts(observed: Observed, incidents: Sequence[Incident]) -> list[Incident]:
+    """Name the NodeQuarantine that exists, in all incidents of the fault."""
+    found = {i.quarantine: name for i in incidents if (name := _find_new_name(observed, i))}
+    return [
+        i.model_copy(update={"quarantine": found[i.quarantine]}) if i.quarantine in found else i
+        for i in incidents
+    ]
+
+
+def _find_new_name(observed: Observed, incident: Incident) -> str:
+    """Empty: the incident names the right NodeQuarantine, or it is not known whether it does."""
+    if not (incident.open and incident.quarantine and list_moved(incident)):
+        return ""
+    if any(mark.name == "cordon" for mark in incident.marks):
+        return ""  # its own NodeQuarantine existed
+    verdict = observed.verdicts.get(incident.node or "")
+    if verdict is None or not verdict.quarantined or verdict.incident == incident.quarantine:
+        return ""
+    return verdict.incident
 
 
 def link_verdicts(

@@ -11,7 +11,7 @@ from a death when the verdict came, the death stays an entry of its own, with th
 from collections.abc import Mapping, Sequence
 
 from everstep_contract.levels import RuntimeIncident
-from everstep_operator.jobs.echoes import ECHO_SECONDS, link_verdicts
+from everstep_operator.jobs.echoes import ECHO_SECONDS, link_verdicts, rename_verdicts
 from everstep_operator.jobs.faults import group_by_fault
 from everstep_operator.jobs.marks import list_moved, set_marks
 from everstep_operator.jobs.membership import UNCOUNTED, Decision, Leave, Raise, Stay
@@ -37,7 +37,7 @@ def build_incidents(
 
     `attempts`: slot → current attempt.
     """
-    incidents = list(observed.job.status.incidents)
+    incidents = rename_verdicts(observed, observed.job.status.incidents)
     for decision in decisions:
         incidents = _with_decision(observed, incidents, decision, now)
     incidents = [set_marks(observed, i, attempts, decisions, now) for i in incidents]
