@@ -391,8 +391,11 @@ def test_a_suspension_ends_the_interruption_and_its_hours_are_no_recovery() -> N
     assert lost.job.status.incidents[0].open
     suspended = replace(lost.job, spec=a_job(a_spec(suspend=True)).spec, generation=2)
     observed = replace(lost, job=suspended, pods=(), seen=None)
-    for seconds in (20, 3600):
+    for seconds in (20, 21, 3600):
+        assert "Recovered" not in {e.reason for e in plan(observed, NOW + seconds).events}
         observed = again(observed, NOW + seconds)
+    (recovering,) = [c for c in observed.job.status.conditions if c.type == "Recovering"]
+    assert "it ended before the job had recovered" in recovering.message
     assert observed.job.status.state == "Suspended"
     assert not any(i.open for i in observed.job.status.incidents)
     assert not any(r.incident for r in observed.job.status.slots)

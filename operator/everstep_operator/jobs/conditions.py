@@ -30,6 +30,8 @@ WARNINGS = frozenset({"Failed", "Recovering"})
 WISHES = frozenset({"ScaledDown", "SpareGivenBack", "Grow", "Shrink", "Edit"})
 """Causes of a recovery that are not failures."""
 OVER = frozenset({"Complete", "Failed"})
+AT_REST = OVER | {"Suspended"}
+"""States in which nothing is interrupted any more, and nothing recovers."""
 MOST_CATEGORIES, LONGEST_CATEGORY = 16, 32
 """Limits for the time ledger's categories in status."""
 STALE_INTERVALS = 3
@@ -72,7 +74,7 @@ def build_status(
     totals = old.recoveries
     if not any(is_true(old, end) for end in OVER):
         totals, incidents = recoveries.count(totals, incidents, observed.seen)
-    if story.state in (*OVER, "Suspended"):  # no longer an interruption
+    if story.state in AT_REST:
         incidents = [i.model_copy(update={"open": False}) for i in incidents]
     status = old.model_copy(
         update={
@@ -398,13 +400,13 @@ def _announced(old: Condition | None, new: Condition) -> EventDraft | None:
 
 
 def _of_recoveries(old: JobStatus, new: JobStatus) -> list[EventDraft]:
-    """One Event for each fault whose last interruption has ended since `old`. The end of the job is
-    not a recovery. No second Event follows if a slot moves later because of an interruption whose
+    """One Event for each fault whose last interruption has ended since `old`. The end of the job and
+    a suspension are no recovery. No second Event follows if a slot moves later because of an interruption whose
     end was already reported.
     """
     known = {fault[-1].id for fault in incident_summary.list_over(old.incidents)}
     known |= {i.id for i in old.incidents if i.recovery_seconds is not None}
-    over = [] if new.state in OVER else incident_summary.list_over(new.incidents)
+    over = [] if new.state in AT_REST else incident_summary.list_over(new.incidents)
     return [
         EventDraft(
             reason="Recovered",

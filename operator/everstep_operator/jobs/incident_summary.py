@@ -55,10 +55,16 @@ def _describe_recovery(entries: Sequence[Incident]) -> str:
     rung = next((i.rung for i in entries if i.rung), None)
     step = max((i.resumed_step or 0 for i in entries), default=0)
     lost = [i.steps_lost for i in entries if i.steps_lost is not None]
-    parts = [OUTCOME_OF_RUNG.get(rung, f"recovered by {rung}") if rung else "recovered"]
+    parts = [OUTCOME_OF_RUNG.get(rung, f"recovered by {rung}") if rung else _describe_end(entries)]
     parts += [f"from step {step}"] if step else []
     parts += [f"{sum(lost)} step{'' if sum(lost) == 1 else 's'} lost"] if lost else []
     return ", ".join(parts)
+
+
+def _describe_end(entries: Sequence[Incident]) -> str:
+    """A suspension and the end of the job end an incident, too."""
+    unfinished = any(i.slots and all(m.name != "running" for m in i.marks) for i in entries)
+    return "it ended before the job had recovered" if unfinished else "recovered"
 
 
 def _marks(entries: Sequence[Incident]) -> str:
