@@ -370,6 +370,23 @@ def test_a_fault_is_not_counted_again_once_its_first_incident_is_dropped() -> No
     assert len(observed.job.status.incidents) == 10
 
 
+def test_the_end_of_a_move_is_announced_however_many_faults_came_since_it_began() -> None:
+    """The slot's next pod finds no node for a long time, and the others train without it."""
+    away = NodeFact(name="node-1", not_ready_for=61.0, why="no heartbeat")
+    nodes = {f"node-{s}": NodeFact(name=f"node-{s}") for s in range(9)} | {"node-1": away}
+    observed = again(an_observation(nodes=nodes, seen=a_seen(running=False)), NOW)
+    waits = a_pod(1, 2, node="", running_since=None, phase="Pending")
+    observed, deaths = replace(observed, pods=(a_pod(0), waits, a_pod(2))), list[RuntimeIncident]()
+    for number in range(1, 13):
+        deaths = [*deaths, a_short_death(number, slot=0)][-10:]
+        seen = a_seen([(0, 1), (2, 1)], incidents=tuple(deaths))
+        observed = again(replace(observed, seen=seen), NOW + 600 * number)
+    trains = replace(observed.seen or a_seen(), members=a_seen([(0, 1), (1, 2), (2, 1)]).members)
+    pods = (a_pod(0), a_pod(1, 2, node="node-4"), a_pod(2))
+    events = plan(replace(observed, pods=pods, seen=trains), NOW + 9000).events
+    assert [e.incident for e in events if e.reason == "Recovered"] == ["nodelost-1-1"]
+
+
 def test_an_incident_that_no_agent_knows_any_more_is_closed_once_the_job_trains() -> None:
     """A later death of the same slot is another one."""
     observed = again(an_observation(seen=a_seen(running=False, incidents=(told(),))), NOW)

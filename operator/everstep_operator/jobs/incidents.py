@@ -50,17 +50,19 @@ def build_incidents(
             incidents = [_explained(i, decision, now) for i in incidents]
     incidents = _close_forgotten(observed, incidents)
     linked = link_verdicts(observed, _folded(incidents), now)
-    return _keep(_with_plain_moves(_with_shares(linked, told)))
+    return _keep(observed, _with_plain_moves(_with_shares(linked, told)))
 
 
-def _keep(incidents: Sequence[Incident]) -> list[Incident]:
+def _keep(observed: Observed, incidents: Sequence[Incident]) -> list[Incident]:
     """Drop old closed faults. All incidents of a fault stay or go together, because only one of them
     has its charge. The newest fault with phases stays, so that what the job reported before it is
-    not mistaken for new.
+    not mistaken for new. A fault that ends in this pass stays, so that its end is reported.
     """
+    was_open = {i.id for i in observed.job.status.incidents if i.open}
     closed = [f for f in group_by_fault(incidents) if not any(i.open for i in f)]
     told = [f for f in closed if any(i.phases for i in f)]
-    kept = {id(i) for fault in (*closed[-KEPT:], *told[-1:]) for i in fault}
+    ended = [f for f in closed if any(i.id in was_open for i in f)]
+    kept = {id(i) for fault in (*closed[-KEPT:], *told[-1:], *ended) for i in fault}
     gone = {id(i) for fault in closed for i in fault} - kept
     return [i for i in incidents if id(i) not in gone][-MOST:]
 
