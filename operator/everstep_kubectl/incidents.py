@@ -37,6 +37,7 @@ MEANING = {
     "left": "slot has left, its state is safe",
     "deleted": "old pod deleted",
     "created": "new pod made",
+    "resumed": "the other members step again",
     "running": "all members step again",
 }
 

@@ -15,7 +15,7 @@ from everstep_kubectl.timeline import describe_cost
 COLOURS = {
     "signal": "#8c6bb1", "verdict": "#88419d", "cordon": "#4d004b", "leave": "#3690c0",
     "commit": "#238b45", "left": "#66c2a4", "deleted": "#cb181d", "created": "#fd8d3c",
-    "running": "#005a32",
+    "resumed": "#41ab5d", "running": "#005a32",
 }  # fmt: skip
 OTHER = "#999999"
 LABEL_WIDTH = 0.1

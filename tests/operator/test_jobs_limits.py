@@ -12,6 +12,7 @@ from everstep_operator.model_status import JobStatus
 from everstep_operator.values import NodeState
 from job_builders import (
     NOW,
+    TEMPLATE,
     a_job,
     a_left,
     a_pod,
@@ -95,6 +96,27 @@ def test_the_next_is_asked_once_the_job_trains_again() -> None:
 def test_a_move_that_is_over_holds_no_later_leave_back() -> None:
     """Even if the job does not train now, perhaps because of the node that it should leave."""
     assert asked(plan(a_job_whose_first_slot_moved(incident=None), NOW)) == (1,)
+
+
+def test_a_slot_that_finds_no_node_holds_no_leave_back_once_the_others_have_trained_without_it() -> (
+    None
+):
+    """Without another leave, three of four would wait for the second faulty node without end."""
+    workers = {"replicas": 4, "minReplicas": 3, "template": TEMPLATE}
+    job = a_job(a_spec(workers=workers), status=a_status(4))
+    first = again(a_large_job(4, **convicted(0), job=job), NOW)
+    others = a_seen([(1, 1), (2, 1), (3, 1)])
+    left = again(replace(first, seen=replace(others, running=False, left=(a_left(0),))), NOW + 5)
+    waits = a_pod(0, 2, node="", running_since=None, phase="Pending")
+    moved = replace(left, pods=(waits, *left.pods[1:]), **convicted(0, 1))
+    stands = replace(moved, seen=replace(others, running=False))
+    assert asked(plan(stands, NOW + 6)) == (), "the job has not trained since"
+    trained = again(replace(moved, seen=others, **convicted(0)), NOW + 7)
+    assert asked(plan(replace(stands, job=trained.job), NOW + 86400)) == (1,)
+
+
+def again(observed: Observed, now: float) -> Observed:
+    return replace(observed, job=replace(observed.job, status=plan(observed, now).status))
 
 
 def a_job_whose_first_slot_moved(incident: str | None) -> Observed:

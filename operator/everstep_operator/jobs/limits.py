@@ -9,9 +9,10 @@ with a deadline (a pod being deleted) and pods that are gone are not limited.
 
 from collections.abc import Sequence
 
+from everstep_operator.jobs.marks import RESUMED
 from everstep_operator.jobs.membership import Decision, Leave, Raise, Stay
 from everstep_operator.jobs.observed import Observed
-from everstep_operator.model_status import SlotStatus
+from everstep_operator.model_status import Incident, SlotStatus
 
 LEAVING_SHARE = 10
 """A job leaves one of so many nodes at a time: a tenth."""
@@ -49,13 +50,18 @@ def _limit_leaving(
 
 
 def _moving(observed: Observed, records: Sequence[SlotStatus]) -> set[str]:
-    """Nodes that slots have left, as long as the job does not train again. A slot that has trained
-    since has no incident, and its move is over.
+    """Nodes that slots have left, as long as the job does not train again. If a slot has trained
+    since, it has no incident. If only the other slots have, its incident says so.
     """
     if observed.running:
         return set()
-    moving = [r for r in records if r.incident and r.cause in LIMITED]
+    over = {i.id for i in observed.job.status.incidents if _has_resumed(i)}
+    moving = [r for r in records if r.incident and r.incident not in over and r.cause in LIMITED]
     return {r.former_node for r in moving if r.former_node}
+
+
+def _has_resumed(incident: Incident) -> bool:
+    return not incident.open or any(mark.name == RESUMED for mark in incident.marks)
 
 
 def _wait_for_turn(decision: Leave) -> Stay:

@@ -12,6 +12,9 @@ from everstep_operator.jobs.stamps import to_seconds
 from everstep_operator.model_status import Incident, Mark, MovedSlot
 from everstep_operator.values import NodeVerdict
 
+RESUMED = "resumed"
+"""The job trained again, before the moved slots did."""
+
 
 def list_moved(incident: Incident) -> list[MovedSlot]:
     """The slots that the incident moves; an older operator wrote one entry for each slot. Empty:
@@ -70,7 +73,8 @@ def _list_reached(
         found.append(("leave", now))
     each = [set(_reached_by(observed, m, attempts)) for m in moved]
     common = set[str].intersection(*each)
-    order = ("commit", "left", "deleted", "created", "running")
+    trains = "running" if "running" in common else RESUMED
+    order = ("commit", "left", "deleted", "created", trains)
     return found + [(name, now) for name in order if name in common]
 
 
@@ -86,6 +90,8 @@ def _reached_by(observed: Observed, moved: MovedSlot, attempts: Mapping[int, int
         yield "deleted"
     if observed.pod_of(slot, current) is not None:
         yield "created"
+    if observed.running and not observed.is_member(slot, old):
+        yield RESUMED
     if observed.running and _is_filled(observed, slot, attempts):
         yield "running"
 
