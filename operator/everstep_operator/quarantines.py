@@ -10,6 +10,7 @@ from everstep_operator.evidence import (
     Finding,
     choose_gone_pods,
     from_rfc3339,
+    still_applies,
     to_rfc3339,
 )
 from everstep_operator.nodes import Mark, NodeFacts, rename
@@ -210,6 +211,14 @@ def build_name(node: str, incident: str) -> str:
 def limited(evidence: Sequence[Evidence]) -> tuple[Evidence, ...]:
     """The newest evidence, as much as the object may hold."""
     return tuple(evidence[-EVIDENCE_LIMIT:])
+
+
+def is_full(evidence: Iterable[Evidence], node: NodeFacts) -> bool:
+    """Whether there may be more evidence against the node than this, because the object holds no
+    more. Evidence of an earlier boot takes up no room.
+    """
+    applies = (still_applies(one, machine=node.machine, boot=node.boot) for one in evidence)
+    return sum(applies) >= EVIDENCE_LIMIT
 
 
 def _to_evidence(obj: Object) -> Evidence:

@@ -9,6 +9,7 @@ from everstep_operator.fleet.actions import CreateQuarantine, Tell
 from everstep_operator.fleet.budget import Budget, parse_budget
 from everstep_operator.fleet.memory import REFUSED_SECONDS
 from everstep_operator.fleet.observed import Policy
+from everstep_operator.quarantines import EVIDENCE_LIMIT
 from everstep_operator.values import NodeState
 from fleet_given import START, Fleet
 from toy_cluster import a_node_object
@@ -191,6 +192,21 @@ async def test_one_release_answers_more_evidence_than_a_quarantine_holds(
     assert cordoned(fleet) == []
     await fleet.break_("node-1", gpu="GPU-9", at=fleet.now).settle()
     assert cordoned(fleet) == ["node-1"], "new evidence counts"
+
+
+async def test_evidence_of_an_earlier_boot_takes_up_no_room_in_a_quarantine() -> None:
+    fleet = a_fleet()
+    for gpu in range(EVIDENCE_LIMIT):
+        fleet.break_("node-1", gpu=f"GPU-{gpu}")
+    await fleet.settle()
+    reboot = {"status": {"nodeInfo": {"bootID": "boot-2"}}}
+    fleet.heal("node-1").cluster.change_node("node-1", reboot)
+    await fleet.break_("node-1", gpu="GPU-x", at=fleet.now).settle()
+    (quarantine,) = fleet.cluster.quarantines()
+    assert quarantine.evidence[-1].gpu == "GPU-x", "who reads the object learns of the new fault"
+    await fleet.break_("node-1", gpu="GPU-y", at=fleet.now - 0.1).delete()
+    assert [e.gpu for e in fleet.cluster.nodes()["node-1"].answered] == ["GPU-x"]
+    assert cordoned(fleet) == ["node-1"], "nobody could know of the newest fault"
 
 
 async def test_new_evidence_takes_a_released_node_again() -> None:

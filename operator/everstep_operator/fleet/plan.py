@@ -40,11 +40,11 @@ from everstep_operator.fleet.statuses import build_status, describe_put_back
 from everstep_operator.fleet.view import View, admit_unlisted, build_view, note_convicted
 from everstep_operator.nodes import NodeFacts, choose_expected
 from everstep_operator.quarantines import (
-    EVIDENCE_LIMIT,
     REASON_RESTORED,
     Quarantine,
     build_name,
     conclude,
+    is_full,
 )
 
 REASON_QUARANTINED = "NodeQuarantined"
@@ -171,7 +171,7 @@ def plan_releases(view: View) -> Iterator[PatchNode]:
     for name in view.losses.release:
         for node in release.choose_nodes(name, view.observed.roster, memory):
             finding = view.observed.findings.of(node.name)
-            answered = release.choose_answered(name, memory, node.mark, finding)
+            answered = release.choose_answered(name, memory, node, finding)
             yield PatchNode(
                 node=node,
                 body=marks.build_release(node, name, answered, finding.present),
@@ -248,7 +248,8 @@ def _plan_specs(view: View) -> Iterator[Action]:
             reason=choose_reason(claims) if worse else held.reason,
             message=build_message(held.node, claims) if worse else held.message,
         )
-        if worse or gone_pods != held.gone_pods or len(held.evidence) < EVIDENCE_LIMIT:
+        full = is_full(held.evidence, view.observed.nodes[held.node])
+        if worse or gone_pods != held.gone_pods or not full:
             told = changed if worse else None
             yield PatchSpec(
                 quarantine=changed,

@@ -17,8 +17,8 @@ from types import MappingProxyType
 from everstep_operator.evidence import Evidence, Finding, is_known, still_applies
 from everstep_operator.fleet.memory import FleetMemory, remember, with_deleted
 from everstep_operator.fleet.observed import Definition, Observed, Policy
-from everstep_operator.nodes import Mark, NodeFacts
-from everstep_operator.quarantines import EVIDENCE_LIMIT, Quarantine, binds, from_mark
+from everstep_operator.nodes import NodeFacts
+from everstep_operator.quarantines import Quarantine, binds, from_mark, is_full
 from everstep_operator.roster import Roster, list_marks
 from everstep_operator.values import NodeState
 
@@ -173,15 +173,16 @@ def choose_nodes(name: str, roster: Roster, memory: FleetMemory) -> tuple[NodeFa
 
 
 def choose_answered(
-    name: str, memory: FleetMemory, mark: Mark | None, finding: Finding
+    name: str, memory: FleetMemory, node: NodeFacts, finding: Finding
 ) -> tuple[Evidence, ...]:
     """What the release of this quarantine answers: its evidence, in its newest form. A quarantine
-    that is full may lack evidence: then whatever convicted the node before the deletion is answered.
+    that is full of evidence of this boot may lack some: then whatever convicted the node before the
+    deletion is answered.
     """
     known: list[Evidence] = list(memory.alive[name].evidence) if name in memory.alive else []
-    full = len(known) >= EVIDENCE_LIMIT
-    if mark is not None and mark.quarantine == name:
-        known += mark.evidence
+    full = is_full(known, node)
+    if node.mark is not None and node.mark.quarantine == name:
+        known += node.mark.evidence
     keys, deleted_at = {one.key for one in known}, memory.absent_since.get(name, 0.0)
     shown = [
         claim.evidence
