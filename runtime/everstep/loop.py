@@ -35,6 +35,15 @@ _UNANSWERED = (
     "(out of memory?) that was swallowed. Call step.skip() to leave a batch out"
 )
 
+_NO_PARAMETERS = (
+    "it is empty, so this loop would train nothing. A generator such as model.parameters() is empty after its first "
+    "use: pass list(model.parameters())"
+)
+_ALL_FROZEN = (
+    "none of its parameters requires a gradient, so this loop would train nothing. Pass parameters that the loop "
+    "trains, or call requires_grad_(True) on these"
+)
+
 
 class Loop:
     """What `step.batches` returns."""
@@ -388,6 +397,8 @@ def choose_parameters(
     found = {n: p for n, p in known.items() if id(p) in wanted and p.requires_grad}
     if len({id(p) for p in known.values()} & wanted) != len(wanted):
         raise Misuse("step.batches(params=…): it names a parameter that no tracked module has")
+    if not found:
+        raise Misuse(f"step.batches(params=…): {_ALL_FROZEN if wanted else _NO_PARAMETERS}")
     return found
 
 

@@ -51,13 +51,13 @@ class Step:
         Args:
             data: a feed that was made before `job.steps`.
             params: reduce only these parameters and drop the gradients of others (with two
-                optimizers, write one loop for each). None: all parameters that the tracked
-                optimizers hold.
+                optimizers, write one loop for each). Pass a list: a generator is empty after its
+                first use. None: all parameters that the tracked optimizers hold.
             overlap: False: the reduction starts after the last backward instead of during it.
 
         Raises:
-            Misuse: another loop of this step has not ended, or the step is already marked as
-                applied.
+            Misuse: another loop of this step has not ended, the step is already marked as applied,
+                or no parameter in `params` requires a gradient.
         """
         if not isinstance(data, Batches):
             raise Misuse(f"step.batches({type(data).__name__}): it takes what job.batches returned")

@@ -157,6 +157,21 @@ def test_a_parameter_that_nobody_tracks(trial: Trial) -> None:
         first_step(trial).batches(trial.data, params=[stranger])
 
 
+def test_parameters_from_a_generator_that_is_used_up(trial: Trial) -> None:
+    parameters = trial.model.parameters()
+    with pytest.raises(Misuse, match=r"params=…\): it is empty.*list\(model\.parameters\(\)\)"):
+        for step in trial.job.steps(until=3):
+            for batch in step.batches(trial.data, params=parameters):
+                step.backward(trial.loss(batch))
+    assert [a.step for a in trial.agent.of(wire.Applied)] == [1]
+
+
+def test_parameters_that_are_all_frozen(trial: Trial) -> None:
+    trial.model.bias.requires_grad_(False)
+    with pytest.raises(Misuse, match=r"params=…\): none of its parameters requires a gradient"):
+        first_step(trial).batches(trial.data, params=[trial.model.bias])
+
+
 def test_another_loop_after_the_step_was_marked_applied(trial: Trial) -> None:
     step = first_step(trial)
     trial.take(step)
