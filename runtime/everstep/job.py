@@ -252,15 +252,17 @@ class Job:
         `job.sum` adds up the results. The ranks of a unit get the same share.
 
         Inside a step it marks the step as applied, so call it after
-        everything that changes the state. The time limit of a step applies to each batch.
+        everything that changes the state. The time limit of a step applies to each batch. At the
+        end of the step the evaluation ends, too, whether or not all its batches were taken.
 
         Raises:
-            Misuse: `data` is not a feed, or can only be iterated.
+            Misuse: `data` is not a feed, or can only be iterated; or a further batch is taken in a
+                later step.
         """
         if not isinstance(data, Batches):
             raise Misuse(f"job.evaluate({type(data).__name__}): it takes what job.batches returned")
         micro_batches = data.pass_micro_batches
-        with self._aside(Where.EVALUATE, "evaluate"):
+        with self._aside(Where.EVALUATE, "evaluate") as own:
             share = self._session.membership.plan_evaluation(micro_batches)
             try:
                 with self._evaluations.begin():
@@ -271,8 +273,9 @@ class Job:
                         self._enter_innermost()  # each batch has the whole time limit
                         randomness.seed_all(*request.seed)
                         yield batch
+                        self._require_open(own)
             finally:
-                self._evaluated = True
+                self._evaluated = self._evaluated or own in self._asides
 
     @contextmanager
     def pause(self, name: str, *, limit: float = 0.0) -> Iterator[None]:
@@ -328,14 +331,14 @@ class Job:
         members compute its share of the first.
         """
         self._compiler.attach()
-        self._asides.clear()  # such as an evaluation that the script has not ended
+        self._asides.clear()  # such as an evaluation from before the first step that has not ended
         where, category = (Where.STARTUP, "startup") if starting else (Where.STEP, "step")
         self._session.meter.enter(where, category=category, phase=Phase.COMPUTING, reduction=0)
         self._session.step = StepState(self._session, number)
         return self._session.step
 
     @contextmanager
-    def _aside(self, where: Where, category: str, limit: float = 0.0) -> Iterator[None]:
+    def _aside(self, where: Where, category: str, limit: float = 0.0) -> Iterator[_Aside]:
         """A scope outside the step, with its own time limit. In an evaluation each rank may hold a
         part of one result, so the loss of a rank restarts all ranks. In a pause there is no such
         result.
@@ -349,13 +352,23 @@ class Job:
         self._asides.append(inside)
         self._enter_innermost()
         try:
-            yield
+            yield inside
         finally:
-            if inside in self._asides:
+            if inside in self._asides:  # else it has ended with its step
                 self._asides.remove(inside)
                 self._enter_innermost()
-            if inside.apart:
-                self._end_apart()
+                if inside.apart:
+                    self._end_apart()
+
+    def _require_open(self, evaluation: _Aside) -> None:
+        """Raises `Misuse` if the evaluation has ended with its step: its share was planned for the
+        ranks of then.
+        """
+        if evaluation not in self._asides:
+            raise Misuse(
+                "job.evaluate: a further batch was taken after the step in which the evaluation began. It ended with "
+                "that step: take all its batches there, or call job.evaluate again"
+            )
 
     def _enter_innermost(self) -> None:
         """Enter the scope that began last of those that have not ended; without one, the step."""
@@ -378,13 +391,13 @@ class Job:
             self._session.membership.set_apart("")
 
     def _end_evaluations(self) -> None:
-        """The step is over, and with it what the script does with the results of `evaluate`: until
-        then each rank holds a part of them.
+        """The step is over, and with it each evaluation that the script has not ended, and what it
+        does with the results: until then each rank holds a part of them.
         """
         self._evaluations.end_all()
-        if self._evaluated:
-            self._evaluated = False
-            self._end_apart()
+        self._asides.clear()
+        self._evaluated = False
+        self._end_apart()
 
     def _park_if_broken(self) -> None:
         session = self._session

@@ -197,6 +197,16 @@ def test_evaluate_inside_the_inner_loop(trial: Trial) -> None:
             next(trial.job.evaluate(trial.data))
 
 
+def test_an_evaluation_that_goes_on_in_a_later_step(trial: Trial) -> None:
+    steps = iter(trial.job.steps(until=3))
+    trial.take(next(steps))
+    evaluation = trial.job.evaluate(trial.data)
+    next(evaluation)
+    trial.take(next(steps))
+    with pytest.raises(Misuse, match=r"It ended with that step: .*call job\.evaluate again"):
+        next(evaluation)
+
+
 def test_a_negative_limit(trial: Trial) -> None:
     with pytest.raises(Misuse, match="limit=-1"), trial.job.pause("export", limit=-1):
         pass

@@ -193,6 +193,42 @@ def test_from_an_evaluation_to_the_end_of_its_step_a_loss_restarts_all_ranks(tri
     assert trial.session.membership._apart == ""
 
 
+def begin_evaluation(trial: Trial) -> Any:
+    evaluation = trial.job.evaluate(trial.data)
+    next(evaluation)
+    return evaluation
+
+
+def test_an_evaluation_that_the_script_does_not_end_keeps_the_rank_apart_until_its_step_ends(
+    trial: Trial,
+) -> None:
+    steps, membership = iter(trial.job.steps(until=4)), trial.session.membership
+    trial.take(next(steps))
+    suspended = begin_evaluation(trial)
+    assert membership._apart == "its script is in job.evaluate"
+    trial.take(next(steps))
+    assert membership._apart == ""
+    suspended.close()
+    assert membership._apart == ""
+    trial.job.sum(1.0)
+    assert membership._apart == "", "nothing was evaluated in this step"
+
+
+def test_an_evaluation_of_a_former_step_that_is_closed_later_ends_no_other(trial: Trial) -> None:
+    steps, membership = iter(trial.job.steps(until=4)), trial.session.membership
+    trial.take(next(steps))
+    suspended = begin_evaluation(trial)
+    trial.take(next(steps))
+    evaluation = begin_evaluation(trial)
+    suspended.close()
+    assert membership._apart == "its script is in job.evaluate"
+    assert trial.session.meter.position.scope is Where.EVALUATE
+    evaluation.close()
+    assert membership._apart, "until the step is over"
+    next(steps)
+    assert membership._apart == ""
+
+
 def test_half_precision_is_summed_in_float32(a_trial: Callable[..., Trial]) -> None:
     trial = a_trial()
     trial.model.to(torch.bfloat16)
