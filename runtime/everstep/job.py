@@ -110,9 +110,10 @@ class Job:
         checkpoint was made by as many ranks. In these cases the state begins as the script made it,
         and a note in the status reports that: on a rank that replaces a lost one in place; after
         the number of ranks has changed; on all ranks but one after a save that one rank made
-        because the others were lost. Change the state after the loop over `step.batches`, because a
-        step that cannot be applied is taken again. Keep it small, because it is copied at the
-        boundary.
+        because the others were lost; under a name that the checkpoint does not have. A note also
+        names state in the checkpoint that is no longer tracked: it is ignored. Change the state
+        after the loop over `step.batches`, because a step that cannot be applied is taken again.
+        Keep it small, because it is copied at the boundary.
 
         Raises:
             Misuse: the object cannot be tracked, or training has begun.

@@ -53,9 +53,9 @@ class LocalState:
 
     def load(
         self, new: list[str], checkpoint: Checkpoint, rank: int, world: int, device: torch.device
-    ) -> str:
+    ) -> list[str]:
         """Load the objects in `new`, if the checkpoint has them for this rank. Return why some
-        begin as the script made them, in the same words on every rank; empty: none does.
+        begin as the script made them, in the same words on every rank that tells it.
 
         Raises:
             StateError: the state in the checkpoint does not fit.
@@ -63,24 +63,47 @@ class LocalState:
         made_by = checkpoint.manifest.world
         if made_by != world:
             before = f"{made_by} rank{'s' * (made_by != 1)}"
-            return _describe(new, f"it was saved by {before}, and the world size is {world} now")
+            return [_describe(new, f"it was saved by {before}, and the world size is {world} now")]
+        notes: list[str] = []
         lacking = [r for r in range(world) if not checkpoint.has(_prefix(r) + _TREE)]
         if rank not in lacking:
-            self._load(new, checkpoint, rank, device)
+            notes += self._load(new, checkpoint, rank, device)
         if lacking:
-            return _describe(new, f"the checkpoint has none of {name_ranks(lacking)}")
-        return ""
+            notes.append(_describe(new, f"the checkpoint has none of {name_ranks(lacking)}"))
+        return notes
+
+    def describe_left_over(self, checkpoint: Checkpoint, rank: int) -> str:
+        """Describe what the checkpoint has of this rank and the script does not track; empty: nothing."""
+        if not checkpoint.has(_prefix(rank) + _TREE):
+            return ""
+        left = sorted(_read_trees(checkpoint, rank).keys() - self._tracked.objects.keys())
+        if not left:
+            return ""
+        return (
+            f"the checkpoint also has the local state {', '.join(left)}, which the script does not track: it is "
+            "ignored, and later checkpoints will lack it"
+        )
 
     def _load(
         self, new: list[str], checkpoint: Checkpoint, rank: int, device: torch.device
-    ) -> None:
-        trees = json.loads(checkpoint.tensor(_prefix(rank) + _TREE).numpy().tobytes())
+    ) -> list[str]:
+        """Return a note on names that the checkpoint lacks."""
+        trees = _read_trees(checkpoint, rank)
+        missing = [name for name in new if name not in trees]
 
         def read(wanted: Mapping[str, torch.Tensor | Like | None]) -> dict[str, torch.Tensor]:
             found = checkpoint.read({_prefix(rank) + n: into for n, into in wanted.items()})
             return {n: found[_prefix(rank) + n] for n in wanted}
 
         self._tracked.load([name for name in new if name in trees], trees, read, device)
+        had = f"the checkpoint has the local state {', '.join(sorted(trees))} only"
+        return [_describe(missing, had)] if missing else []
+
+
+def _read_trees(checkpoint: Checkpoint, rank: int) -> dict[str, Any]:
+    """Name → tree of the rank's objects."""
+    trees: dict[str, Any] = json.loads(checkpoint.tensor(_prefix(rank) + _TREE).numpy().tobytes())
+    return trees
 
 
 def _prefix(rank: int) -> str:

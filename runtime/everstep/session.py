@@ -186,8 +186,8 @@ class Session:
         if self.checkpoint:
             rank, world = self.membership.rank, self.membership.world
             with self.meter.charging("restore"):
-                note = self.local.load(list(objects), self.checkpoint, rank, world, self.device)
-            if note:
+                notes = self.local.load(list(objects), self.checkpoint, rank, world, self.device)
+            for note in notes:
                 self.note(note)
 
     def _fetch(self, digest: str, damaged: Place | None) -> Place:
@@ -209,6 +209,8 @@ class Session:
         self.reducer.watch(list(parameters.values()))
         if self.checkpoint:
             self._restore_rest(self._tree(), self.checkpoint.tensor)
+            if left := self.local.describe_left_over(self.checkpoint, self.membership.rank):
+                self.note(left)
             self.checkpoint = None  # unmaps the chunks
         held = self.capture()
         size = sum(

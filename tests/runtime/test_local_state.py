@@ -101,6 +101,32 @@ def test_after_a_save_that_one_rank_made_every_rank_tells_who_has_lost_it(
     assert note.endswith("the checkpoint has none of rank 1")
 
 
+def test_state_under_a_new_name_begins_anew_with_a_note_that_names_the_old_one(
+    tmp_path: Path,
+) -> None:
+    said = commit(tmp_path, [saved(tmp_path / "first")])
+    (tmp_path / "second").mkdir()
+    trial, renamed = Trial(tmp_path / "second", **said).track(), Buffer()
+    trial.job.track_local(replay=renamed)
+    assert renamed.seen == []
+    assert notes(trial) == [
+        "the local state replay begins as the script made it: the checkpoint has the local state buffer only"
+    ]
+    next(trial.job.steps(until=3))
+    assert notes(trial)[1].startswith("the checkpoint also has the local state buffer, which")
+
+
+def test_state_that_is_no_longer_tracked_is_told_of(tmp_path: Path) -> None:
+    said = commit(tmp_path, [saved(tmp_path / "first")])
+    (tmp_path / "second").mkdir()
+    trial = Trial(tmp_path / "second", **said).track()
+    next(trial.job.steps(until=3))
+    assert notes(trial) == [
+        "the checkpoint also has the local state buffer, which the script does not track: it is ignored, and later"
+        " checkpoints will lack it"
+    ]
+
+
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     said = commit(tmp_path, [saved(tmp_path / "first")])
     (tmp_path / "second").mkdir()
