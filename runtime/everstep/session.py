@@ -122,7 +122,7 @@ class Session:
         self.until: int | None = None
         self.windows: dict[str, tuple[float, ...]] = {}
         self.most_reductions = 0
-        """The largest number of inner loops in a step of this life."""
+        """The largest number of inner loops in a step of the run."""
         self.findings = Findings()
         self.feeds = Feeds(self._recorded_feeds(), applied=start.applied, note=self.note)
         self.settled = False
@@ -326,6 +326,7 @@ class Session:
             SETTINGS_KEY: self.feeds.encode_settings(),
             "random": state.encode(randomness.capture(), "random", tensors),
             "windows": {k: list(v) for k, v in self.windows.items()},
+            "most_reductions": self.most_reductions,
         }
         return Capture(tree=tree, tensors=tensors, own=self.local.capture(self.membership.rank))
 
@@ -568,5 +569,6 @@ class Session:
                 "seed from it change their order"
             )
         self.windows = {k: tuple(v) for k, v in tree["windows"].items()}
+        self.most_reductions = tree.get("most_reductions", 0)  # older versions do not record it
         cpu = torch.device("cpu")
         randomness.restore(state.decode(tree["random"], fetch, cpu))

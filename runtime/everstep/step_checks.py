@@ -27,7 +27,16 @@ def require_finite(step: StepState, feed: Batches, summary: vector.Summary) -> N
     step.session.fail(
         Cause.NOT_FINITE,
         f"step {step.number}: the loss of micro-batch {index} is {summary.losses[index]}; its "
-        f"samples are {samples}. Nothing of this step was applied{why}",
+        f"samples are {samples}. {_describe_applied(step)}{why}",
+    )
+
+
+def _describe_applied(step: StepState) -> str:
+    if not undo_step.is_lost(step):
+        return "Nothing of this step was applied"
+    return (
+        "An earlier loop of this step was applied, and there is no copy of the state before the step: a run keeps one "
+        "only after its first step with several loops. The newest checkpoint is what remains"
     )
 
 

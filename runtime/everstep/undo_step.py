@@ -2,8 +2,10 @@
 
 Until the first reduction of a step is applied, a step changes only what `rewind.StepStart` can
 restore. A step with several loops applies the first reduction before the second is complete. So
-from the second step of a life on, a copy of the state before such a step is kept on the host. In
-the first step no copy is needed: the life resumed from the state before it, which is committed.
+once a step of the run had several loops, a copy of the state before each later step is kept on the
+host. Checkpoints, and the state that a newcomer takes, hold that number of loops. Only the first
+step of the run that has several loops is without a copy: a loss in its second loop costs the steps
+since the newest checkpoint.
 """
 
 from typing import NoReturn
@@ -18,6 +20,11 @@ def keep_copy(step: StepState) -> None:
     if step.start.untouched():
         with step.start.as_it_was():
             step.copy = step.session.capture().cloned()
+
+
+def is_lost(step: StepState) -> bool:
+    """Whether the state before the step is lost: a reduction was applied, and there is no copy."""
+    return step.reductions > 0 and step.copy is None
 
 
 def save_before(step: StepState) -> None:
@@ -61,7 +68,7 @@ def _rewind(step: StepState) -> tuple[bool, Capture | None]:
     """
     if step.copy is not None:
         return True, step.copy
-    if step.reductions or not step.start.untouched():
+    if is_lost(step) or not step.start.untouched():
         return False, None
     step.start.put_back()
     return True, None

@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +17,11 @@ import torch
 from everstep.errors import Misuse, StateError
 from everstep.group import LocalGroup
 from everstep.reducer import Reducer
+from everstep.transfer import Taken
 from everstep_contract import wire
 from everstep_contract.position import Phase, Where
 from everstep_contract.report import Cause
+from runtime.a_commit import commit
 from runtime.a_job import Ended, Trial
 
 
@@ -685,6 +688,82 @@ def test_a_cut_in_the_second_loop_of_the_first_step_is_not_sound(trial: Trial) -
             trial.take(step)
     (parked,) = trial.agent.of(wire.Parked)
     assert (parked.step, parked.sound) == (0, False)
+
+
+def take_two_loops_at(trial: Trial, numbers: set[int], *, cut_at: int = 0) -> None:
+    """Take two steps; those in `numbers` have two loops. Cut in the second loop of step `cut_at`."""
+    first = trial.session.applied + 1
+    for step in trial.job.steps(until=100):
+        trial.take(step)
+        if step.number in numbers:
+            if step.number == cut_at:
+                a_cut(trial)
+            trial.take(step)
+        trial.job.save()
+        if step.number > first:
+            break
+
+
+def test_a_checkpoint_holds_that_a_step_had_two_loops(
+    tmp_path: Path, a_trial: Callable[..., Trial]
+) -> None:
+    """So the first such step after a resume keeps a copy, too."""
+    trial = a_trial().track()
+    take_two_loops_at(trial, {1})
+    trial.session.copier.wait()
+    staged = next(s for s in trial.agent.of(wire.Staged) if s.step == 1)
+    resumed = a_trial(**commit(tmp_path, [staged])).track()
+    resumed.agent.saves = [wire.Save(epoch=1, step=2)]
+    with pytest.raises(Ended, match="parked"):
+        take_two_loops_at(resumed, {3}, cut_at=3)
+    (parked,) = resumed.agent.of(wire.Parked)
+    assert (parked.step, parked.sound) == (2, True)
+
+
+def test_a_newcomer_learns_it_from_the_state_that_it_takes(a_trial: Callable[..., Trial]) -> None:
+    member, newcomer = a_trial().track(), a_trial().track()
+    take_two_loops_at(member, {1})
+    held = member.session.capture()
+    next(newcomer.job.steps(until=9))
+    newcomer.session.adopt(
+        Taken(applied=2, tree=held.tree, tensors=held.tensors, parts=frozenset())
+    )
+    assert newcomer.session.most_reductions == 2
+
+
+def test_a_checkpoint_of_an_older_version_lacks_that(trial: Trial) -> None:
+    next(trial.job.steps(until=3))
+    held = trial.session.capture()
+    del held.tree["most_reductions"]
+    trial.session.most_reductions = 2
+    trial.session._restore_rest(held.tree, held.tensors.__getitem__)
+    assert trial.session.most_reductions == 0
+
+
+def run_until_bad_in_the_second_loop(trial: Trial, two_loops_from: int) -> None:
+    for step in trial.job.steps(until=9):
+        trial.take(step)
+        if step.number >= two_loops_from:
+            for batch in step.batches(trial.data):
+                step.backward(trial.loss(batch) * (math.nan if step.number == 4 else 1))
+            trial.optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("two_loops_from", "words", "saved"),
+    [
+        (4, "An earlier loop of this step was applied, and there is no copy of the state", []),
+        (3, "Nothing of this step was applied", [3]),
+    ],
+)
+def test_a_loss_that_is_not_finite_in_a_second_loop_tells_what_was_applied(
+    trial: Trial, two_loops_from: int, words: str, saved: list[int]
+) -> None:
+    with pytest.raises(Ended):
+        run_until_bad_in_the_second_loop(trial, two_loops_from)
+    (failed,) = trial.agent.of(wire.Failed)
+    assert words in failed.message
+    assert [s.step for s in trial.agent.of(wire.Staged)] == saved
 
 
 def decay(trial: Trial) -> None:
