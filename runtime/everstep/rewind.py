@@ -3,11 +3,13 @@
 Before its first reduction is applied, a step may change the random states, the buffers that forward
 changes (BatchNorm), the settings of optimizers, and schedules. These are copied when the step
 begins. Parameters and other large state are not copied, so nothing may change them before the inner
-loop. That is checked; in the first step of a process by comparing contents. Buffers above a size
-limit are not copied, so forward must not change them; that is checked, too.
+loop. That is checked by versions; in the first step of a process also by comparing contents. Buffers
+above a size limit are not copied, so forward must not change them; that is checked, too.
 """
 
+from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -30,25 +32,41 @@ class StepStart:
         self._small, self._settings = buffers.hold(), SmallState(tracked)
         self._large = [(id(ref.tensor), version_of(ref.tensor)) for ref in buffers.large]
         self._versions = list_versions(tracked)
+        self._others = _list_other_versions(tracked)
+        self._objects = tracked.tensors_of_large_objects()
+        self._object_versions = {
+            name: _list_versions_of(tensors) for name, tensors in self._objects.items()
+        }
         self._contents = _digest(tracked) if thorough else None
 
     def untouched(self) -> bool:
-        """Whether no parameter has changed since the step began."""
-        return list_versions(self._tracked) == self._versions
+        """Whether no large state has changed since the step began."""
+        return not self.list_changed()
+
+    def list_changed(self) -> set[str]:
+        """Names of parameters, and of tracked objects beside modules, that have changed in place
+        since the step began.
+        """
+        parameters, others = list_versions(self._tracked), _list_other_versions(self._tracked)
+        changed = {n for n, v in parameters.items() if self._versions.get(n) != v}
+        changed |= {n for n, v in others.items() if self._others.get(n) != v}
+        return changed | {
+            n for n, t in self._objects.items() if _list_versions_of(t) != self._object_versions[n]
+        }
 
     def require_untouched(self, step: int) -> None:
         """Raises `Misuse` if large state has changed before the inner loop of this step."""
-        changed = {n for n, v in list_versions(self._tracked).items() if self._versions.get(n) != v}
+        changed = self.list_changed()
         if self._contents is not None:
             now = _digest(self._tracked)
             changed |= {
                 n for n in now.keys() | self._contents if now.get(n) != self._contents.get(n)
             }
             self._contents = None
+        changed -= {name.partition(".")[0] for name in changed if "." in name}
         if changed:
-            names = ", ".join(sorted(changed)[:3]) + (", …" if len(changed) > 3 else "")
             raise Misuse(
-                f"step {step}: the tracked state {names} was changed before the loop over "
+                f"step {step}: the tracked state {join_names(changed)} was changed before the loop over "
                 "step.batches, where a step that cannot be applied cannot be undone. Change it after "
                 "that loop, or before job.steps"
             )
@@ -91,6 +109,38 @@ def fingerprint(tracked: Tracked) -> tuple[Any, ...]:
 def list_versions(tracked: Tracked) -> dict[str, int]:
     """Parameter → a number that grows when it is changed in place."""
     return {name: version_of(p) for name, p in tracked.named_parameters().items()}
+
+
+def _list_other_versions(tracked: Tracked) -> dict[str, list[int]]:
+    """Tracked tensor without gradient, or optimizer → the versions of its tensors. A tensor that is
+    replaced shows, too, because an optimizer raises the versions of its own at each step.
+    """
+    tensors = {
+        n: _list_versions_of([t]) for n, t in tracked.of_kind("tensor") if not t.requires_grad
+    }
+    return tensors | {n: _list_versions_of(_list_state(o)) for n, o in tracked.of_kind("optimizer")}
+
+
+def _list_state(optimizer: torch.optim.Optimizer) -> Iterable[Any]:
+    states = [own.values() for own in optimizer.state.values() if isinstance(own, dict)]
+    return chain.from_iterable(states)
+
+
+def _list_versions_of(values: Iterable[Any]) -> list[int]:
+    """The versions of the tensors among `values`."""
+    plain = torch.Tensor
+    try:
+        return [
+            v._version if type(v) is plain else version_of(v)
+            for v in values
+            if type(v) is plain or isinstance(v, plain)
+        ]
+    except RuntimeError:  # a tensor made in `torch.inference_mode` has none
+        return []
+
+
+def join_names(names: Collection[str]) -> str:
+    return ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
 
 
 def _digest(tracked: Tracked) -> dict[str, int]:

@@ -24,15 +24,21 @@ Tensors = dict[str, torch.Tensor]
 _PLAIN = frozenset({type(None), bool, int, str})
 
 
+def list_tensors(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors in a state."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from list_tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from list_tensors(item)
+
+
 def count_bytes(value: Any) -> int:
     """Number of bytes of all tensors in a state."""
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, dict):
-        return sum(map(count_bytes, value.values()))
-    if isinstance(value, (list, tuple)):
-        return sum(map(count_bytes, value))
-    return 0
+    return sum(tensor.numel() * tensor.element_size() for tensor in list_tensors(value))
 
 
 def dtype_name(dtype: torch.dtype) -> str:

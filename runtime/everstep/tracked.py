@@ -1,5 +1,6 @@
 """The objects of `job.track`: their state is the training state, captured and loaded by name."""
 
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -50,6 +51,8 @@ class Tracked:
         self.objects: dict[str, tuple[str, Any]] = {}
         self._parameters: dict[str, torch.nn.Parameter] | None = None
         self._small: list[Any] | None = None
+        self._large: dict[str, list[weakref.ref[torch.Tensor]]] = {}
+        """Object that is not small → the tensors in its state."""
         self._by_key: dict[str, dict[str, torch.nn.Parameter]] = {}
         self._stay: dict[str, bool] = {}
         self._sharded: dict[str, bool] = {}
@@ -138,13 +141,29 @@ class Tracked:
         reading one waits for the device, and it changes only after the inner loop.
         """
         if self._small is None:
-            found = [
-                thing
-                for _, thing in self.of_kind("object")
-                if not isinstance(thing, torch.amp.GradScaler)
-            ]
-            self._small = [o for o in found if state.count_bytes(o.state_dict()) <= SMALL_BYTES]
+            self._small, self._large = [], {}
+            for name, thing in self.of_kind("object"):
+                if not isinstance(thing, torch.amp.GradScaler):
+                    self._sort_by_size(name, thing)
         return self._small
+
+    def _sort_by_size(self, name: str, thing: Any) -> None:
+        own = thing.state_dict()
+        if state.count_bytes(own) <= SMALL_BYTES:
+            assert self._small is not None
+            self._small.append(thing)
+        else:
+            self._large[name] = [weakref.ref(tensor) for tensor in state.list_tensors(own)]
+
+    def tensors_of_large_objects(self) -> dict[str, list[torch.Tensor]]:
+        """Object → the tensors that it holds itself, as long as it does not replace them. Copies that
+        a `state_dict` makes are not among them.
+        """
+        self.small_objects()
+        return {
+            name: [found for ref in refs if (found := ref()) is not None]
+            for name, refs in self._large.items()
+        }
 
     def prepare_scalers(self, device: torch.device) -> None:
         """Make every GradScaler create its scale. It does so with the first loss, and a rank

@@ -10,6 +10,7 @@ since the newest checkpoint.
 
 from typing import NoReturn
 
+from everstep.rewind import join_names
 from everstep.snapshot import Capture
 from everstep.step_state import StepState
 from everstep_contract import wire
@@ -57,8 +58,10 @@ def save_held(step: StepState, asked: wire.SaveHeld) -> None:
 def leave(step: StepState, why: str) -> NoReturn:
     """Park at the boundary before the step."""
     step.session.reducer.abandon()
-    sound, capture = _rewind(step)
     why = f"step {step.number}: {why}"
+    if not step.reductions and (changed := step.start.list_changed()):
+        why += f"; {join_names(changed)} was changed before the step was applied, so the step cannot be undone"
+    sound, capture = _rewind(step)
     step.session.park(step.number - 1, sound=sound, capture=capture, why=why)
 
 

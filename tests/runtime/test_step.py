@@ -794,6 +794,76 @@ def test_so_is_an_average_of_the_weights_that_is_updated_before_the_loop(trial: 
             trial.take(step)
 
 
+class Average:
+    """An average of weights that is too large to be copied at each step."""
+
+    def __init__(self) -> None:
+        self.weights = torch.zeros(40_000)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": [self.weights]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.weights.copy_(state["weights"][0])
+
+
+def track_more(trial: Trial) -> tuple[Average, torch.Tensor, torch.optim.Optimizer]:
+    average, count = Average(), torch.zeros(1)
+    momentum = torch.optim.SGD(trial.model.parameters(), lr=0.01, momentum=0.9)
+    trial.optimizer = momentum
+    trial.job.track(model=trial.model, momentum=momentum, average=average, count=count)
+    return average, count, momentum
+
+
+def replace_momentum(optimizer: torch.optim.Optimizer) -> None:
+    for own in optimizer.state.values():
+        own["momentum_buffer"] = torch.zeros_like(own["momentum_buffer"])
+
+
+CHANGES: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "average": lambda average, count, momentum: average.weights.add_(1),
+    "count": lambda average, count, momentum: count.add_(1),
+    "momentum": lambda average, count, momentum: [
+        own["momentum_buffer"].zero_() for own in momentum.state.values()
+    ],
+    "momentum, replaced": lambda average, count, momentum: replace_momentum(momentum),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_so_is_other_large_state_also_at_later_steps(
+    a_trial: Callable[..., Trial], what: str
+) -> None:
+    trial = a_trial()
+    more = track_more(trial)
+    name = what.partition(",")[0]
+    with pytest.raises(Misuse, match=f"step 3: the tracked state {name} was changed before"):
+        for step in trial.job.steps(until=5):
+            if step.number == 3:
+                CHANGES[what](*more)
+            trial.take(step)
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_step_in_which_it_was_changed_cannot_be_undone(
+    a_trial: Callable[..., Trial], what: str
+) -> None:
+    """So the rank does not save it as the state before the step."""
+    trial = a_trial()
+    more = track_more(trial)
+    with pytest.raises(Ended, match="parked"):
+        for step in trial.job.steps(until=5):
+            for batch in step.batches(trial.data):
+                step.backward(trial.loss(batch))
+                if step.number == 3:
+                    CHANGES[what](*more)
+                    a_cut(trial)
+            trial.optimizer.step()
+    (parked,) = trial.agent.of(wire.Parked)
+    assert (parked.step, parked.sound) == (2, False)
+    assert f"{what.partition(',')[0]} was changed before the step was applied" in parked.why
+
+
 @pytest.mark.parametrize("loops", [1, 2])
 def test_a_schedule_that_steps_before_the_loop_is_put_back(trial: Trial, loops: int) -> None:
     schedule = torch.optim.lr_scheduler.ExponentialLR(trial.optimizer, gamma=0.5)
