@@ -138,7 +138,7 @@ async def test_newer_saves_do_not_take_the_place_of_the_one_that_is_uploaded(
         await uploads.close()
 
 
-async def test_no_rank_of_a_pod_sends_again_what_its_committed_save_holds(tmp_path: Path) -> None:
+async def test_no_rank_of_a_pod_sends_again_what_its_verified_save_holds(tmp_path: Path) -> None:
     """For example frozen layers. The parts that other ranks sent for the same step change nothing."""
     store, heard = GatedStore(), asyncio.Queue[Part]()
     store.gate.set()
@@ -157,6 +157,7 @@ async def test_no_rank_of_a_pod_sends_again_what_its_committed_save_holds(tmp_pa
                 parts.append(await asyncio.wait_for(heard.get(), 30))
             if step == 3:
                 uploads.committed(1, 3)
+                uploads.verified(1, 3)
                 store.calls.clear()
         sent = [key for verb, key in store.calls if verb == "put"]
         assert not [key for key in sent if key in {c.key for c in parts[1].chunks}]
