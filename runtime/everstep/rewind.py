@@ -63,6 +63,7 @@ class StepStart:
                 n for n in now.keys() | self._contents if now.get(n) != self._contents.get(n)
             }
             self._contents = None
+        # If a tensor is named, the object that holds it need not be.
         changed -= {name.partition(".")[0] for name in changed if "." in name}
         if changed:
             raise Misuse(

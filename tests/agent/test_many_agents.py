@@ -83,7 +83,8 @@ def test_a_report_that_says_only_how_far_training_has_come_wakes_nobody() -> Non
     known.take(stepping(0, applied=5), 0.0)
     assert known.changed.is_set(), "the first report of an agent must wake the coordinator"
     known.changed.clear()
-    known.take(replace(stepping(0, applied=6, phase=2, waiting=True), seconds={"step": 3.0}), 0.3)
+    later = stepping(0, applied=6, phase=2, waiting=True, waited=0.1, slowed=0.2)
+    known.take(replace(later, seconds={"step": 3.0}), 0.3)
     assert not known.changed.is_set()
     known.take(stepping(0, applied=6, state=State.DEAD, why="killed"), 0.4)
     assert known.changed.is_set(), "a death must wake the coordinator"

@@ -80,8 +80,7 @@ def _describe_end(row: Row, calm: Row | None) -> str:
     both, differ = compare_states(calm["states"], row["states"])
     if differ:
         return f"{verified}, state differs from step {differ[0]}"
-    steps = "step" if both == 1 else "steps"
-    return f"{verified}, state equal at all {both} {steps} that both runs reached and logged"
+    return f"{verified}, state equal at all steps that both runs logged ({both})"
 
 
 def _shorten(text: str) -> str:

@@ -1,8 +1,8 @@
 """Newcomers join a running epoch: its members hold at a boundary, the newcomers copy their state,
 and the next epoch is claimed with the newcomers that hold it. The members continue without a
-newcomer that is lost or whose transfer makes no progress, and without all newcomers if the store
-does not answer or takes no writes, because then they cannot be claimed. Members that are asked to leave end at the same
-boundary.
+newcomer that is lost or whose transfer makes no progress. They continue without all newcomers if the
+store does not answer or takes no writes, because then these cannot be claimed. Members that are
+asked to leave end at the same boundary.
 """
 
 import asyncio
@@ -151,7 +151,8 @@ async def _go_on(term: Term, taken: Sequence[EpochMember]) -> None:
     alive = transfer_rules.list_taken(taken, term.recent(), step)
     joining = join_rules.choose_joining(epoch, alive, term.wanted.want_workers)
     staying = join_rules.list_staying(epoch)
-    ahead = await _judge_ahead(term, staying, step)
+    trouble = await _find_store_trouble(term)
+    ahead = _plan_without(term, staying, step, trouble) if trouble else ""
     if isinstance(ahead, str):
         following = with_newcomers(staying, joining, epoch.slots_together)
         claim = await regroup.claim(term, following, step, _choose_cause(epoch, joining))
@@ -165,32 +166,33 @@ async def _go_on(term: Term, taken: Sequence[EpochMember]) -> None:
         regroup.begin(term, replace(continued, unclaimed=unclaimed), claim.cause)
 
 
-async def _judge_ahead(
-    term: Term, staying: Sequence[EpochMember], step: int
-) -> tuple[log.Claim, ...] | str:
-    """As `regroup.judge_ahead`, if the store does not answer or takes no writes. Asked before the
-    claim with newcomers is appended: after that, it may be in the log, and only its answer is
-    missing.
+async def _find_store_trouble(term: Term) -> str:
+    """Why the store cannot take a claim now; empty: it does. Asked before the claim with newcomers is
+    appended: after that, the claim may be in the log, and only its answer is missing.
     """
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             await term.persist(term.run_log.refresh)
             probed = await check_writable(term.context.store)
-    except (TimeoutError, StoreError) as error:
-        cause = _choose_cause(term.running, ())
-        ahead = regroup.judge_ahead(term, staying, step, cause)
-        why = str(error) or f"the store has not answered within {ANSWER_SECONDS:g} s"
-        term.line.say("newcomers_wait", message=_describe_outage(why, ahead))
-        return ahead
+    except TimeoutError:
+        return f"the store has not answered within {ANSWER_SECONDS:g} s"
+    except StoreError as error:
+        return str(error)
     term.background.start(term.context.store.delete(probed))
-    return "the store takes writes"
+    return ""
 
 
-def _describe_outage(why: str, ahead: tuple[log.Claim, ...] | str) -> str:
-    text = f"newcomers cannot be claimed: {why}"
+def _plan_without(
+    term: Term, staying: Sequence[EpochMember], step: int, trouble: str
+) -> tuple[log.Claim, ...] | str:
+    """As `regroup.judge_ahead`, for the members that stay, without newcomers."""
+    ahead = regroup.judge_ahead(term, staying, step, _choose_cause(term.running, ()))
     if isinstance(ahead, str):
-        return f"{text}. All hold until the store takes writes again, because {ahead}"
-    return f"{text}. The members go on without them; they join when the store takes writes again"
+        then = f"All hold until the store takes writes again, because {ahead}"
+    else:
+        then = "The members go on without them; they join when the store takes writes again"
+    term.line.say("newcomers_wait", message=f"newcomers cannot be claimed: {trouble}. {then}")
+    return ahead
 
 
 def _choose_cause(epoch: EpochLevel, joining: Sequence[EpochMember]) -> str:

@@ -86,12 +86,15 @@ def _let_leave(
         watch.move = planned_moves.build_move(term, purpose, term.recent())
     planned_moves.open_move(term, watch)
     replaced = not term.running.leaving and _replace(term, leaving, ready)
-    if not _is_saved(term, watch, now):
-        if _is_save_due(term, watch, watch.leave_at, now):
-            watch.leave_saved_at = now
-            arm(term, watch, workers, "", now)
-        return
-    watch.may_leave_at = watch.may_leave_at or now
+    if watch.may_leave_at is None:
+        if not _may_leave(term, watch, watch.leave_at, now):
+            if _is_save_due(term, watch, watch.leave_at, now):
+                watch.leave_saved_at = now
+                arm(term, watch, workers, "", now)
+            return
+        watch.may_leave_at = now
+        if not _is_committed(term, watch.leave_at):
+            _say_unsaved(term, leaving)
     if replaced and invitations.may_claim_soon(term):
         arm(term, watch, workers, purpose, now, hold=True)
     elif term.running.leaving != leaving and not _awaits_replacement(term, watch, now):
@@ -100,21 +103,25 @@ def _let_leave(
         term.change(term.state.let_leave(leaving))
 
 
-def _is_saved(term: Term, watch: Watch, now: float) -> bool:
+def _may_leave(term: Term, watch: Watch, step: int, now: float) -> bool:
     """Whether the state at the leave is committed, or the time for its commit is over."""
-    if watch.may_leave_at is not None or term.running.committed >= max(1, watch.leave_at or 0):
-        return True
+    late = now - watch.leave_since >= SAVE_SHARE * term.settings.drain_seconds
+    return late or _is_committed(term, step)
+
+
+def _is_committed(term: Term, step: int) -> bool:
+    return term.running.committed >= max(1, step)
+
+
+def _say_unsaved(term: Term, leaving: Sequence[Id]) -> None:
+    slots = ", ".join(str(slot) for slot, _, _ in leaving)
     limit = SAVE_SHARE * term.settings.drain_seconds
-    if now - watch.leave_since < limit:
-        return False
-    slots = ", ".join(str(slot) for slot, _, _ in list_leaving(term))
     text = (
         f"slot {slots} leaves without a checkpoint, because none was committed within {limit:.0f} s (half of "
         "recovery.drainTimeoutSeconds); the others hold the same state and continue"
     )
     term.line.say("leaves_unsaved", message=text)
     term.change(term.state.note(text))
-    return True
 
 
 def _is_save_due(term: Term, watch: Watch, step: int, now: float) -> bool:

@@ -61,6 +61,7 @@ _of_worker = _without(
     "waiting",
     "dead_ms",
     "waited",
+    "slowed",
     "still_ms",
     "still_limit_ms",
     "sums",

@@ -42,7 +42,8 @@ class Watch:
     leave_saved_at: float | None = None
     """When a save was last armed for them; None: none was."""
     may_leave_at: float | None = None
-    """Since when these members may leave; None: their state is not committed yet."""
+    """Since when these members may leave: their state is committed, or the time for its commit is over;
+    None: they may not yet."""
     short_since: float | None = None
     """Since when the job has had fewer pods than its minimum; None: it has enough."""
     pin_at: float | None = None
