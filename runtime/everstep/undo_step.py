@@ -32,7 +32,7 @@ def save_before(step: StepState) -> None:
     """Stage the state before the step; every rank decides the same."""
     session, before = step.session, step.number - 1
     session.end_copy()
-    sound, capture = _rewind(step)
+    sound, capture, _ = _rewind(step)
     if sound and before > max(session.staged, session.start.applied):
         session.stage(before, capture)
 
@@ -58,20 +58,22 @@ def save_held(step: StepState, asked: wire.SaveHeld) -> None:
 def leave(step: StepState, why: str) -> NoReturn:
     """Park at the boundary before the step."""
     step.session.reducer.abandon()
+    sound, capture, changed = _rewind(step)
     why = f"step {step.number}: {why}"
-    if not step.reductions and (changed := step.start.list_changed()):
+    if changed:
         why += f"; {join_names(changed)} was changed before the step was applied, so the step cannot be undone"
-    sound, capture = _rewind(step)
     step.session.park(step.number - 1, sound=sound, capture=capture, why=why)
 
 
-def _rewind(step: StepState) -> tuple[bool, Capture | None]:
+def _rewind(step: StepState) -> tuple[bool, Capture | None, set[str]]:
     """Go back to the state at the boundary before the step, or return the copy of it. False: the
-    state has moved on and there is no copy.
+    state has moved on and there is no copy, perhaps because of the objects that are named.
     """
     if step.copy is not None:
-        return True, step.copy
-    if is_lost(step) or not step.start.untouched():
-        return False, None
+        return True, step.copy, set()
+    if is_lost(step):
+        return False, None, set()
+    if changed := step.start.list_changed():
+        return False, None, changed
     step.start.put_back()
-    return True, None
+    return True, None, set()

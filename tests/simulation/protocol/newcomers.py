@@ -3,7 +3,7 @@ The runtime's own functions decide. A newcomer is another pod, or the pod of a m
 worker. A member that is to leave ends at the boundary at which its replacement joins.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from everstep_agent.coordinator import join_rules, members, rounds, transfer_rules
@@ -104,7 +104,7 @@ def admit(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> It
     failed = transfer_rules.find_lost(level.joining, recent)
     waits = any(m not in taken and m.id not in failed for m in level.joining)
     if taken == level.joining and taken and not rules.newcomers_claim_first:
-        yield _begin_unclaimed(world, one, level, workers, rules)
+        yield _step_first(world, one, level, taken, workers, rules)
         return
     if world.away:
         yield from _go_on_without(world, one, level, workers, waits, rules)
@@ -142,13 +142,7 @@ def _go_on_without(
         return
     if step_first.why_claim_first(world, one, level, staying, rules):
         return
-    standings = _list_standings(one, level)
-
-    def following(number: int, token: str) -> EpochLevel:
-        return join_rules.continue_epoch(level, (), standings, number=number, token=token)
-
-    applied = max(w.standing.applied for w in workers if w.standing is not None)
-    move = step_first.begin(world, one, level, staying, applied, following, rules)
+    move = _step_first(world, one, level, (), workers, rules)
     kind = "goes on without newcomers, unclaimed, as epoch"
     yield move._replace(kind=TIRED if waits else kind)
 
@@ -161,34 +155,37 @@ def _claim(
     workers: Sequence[WorkerReport],
     rules: Rules,
 ) -> Iterator[Move]:
-    standings = _list_standings(one, level)
-
-    def following(number: int, token: str) -> EpochLevel:
-        return join_rules.continue_epoch(level, joining, standings, number=number, token=token)
-
-    applied = max(w.standing.applied for w in workers if w.standing is not None)
-    named = with_newcomers(join_rules.list_staying(level), joining)
+    named, applied, following = _plan(one, level, joining, workers)
     yield from in_place.claim(world, one, level, named, applied, following, rules)
 
 
-def _begin_unclaimed(
+def _step_first(
     world: World,
     one: Coordinator,
     level: EpochLevel,
+    joining: Sequence[EpochMember],
     workers: Sequence[WorkerReport],
     rules: Rules,
 ) -> Move:
-    """A variant: newcomers step before their claim."""
-    applied = max(w.standing.applied for w in workers if w.standing is not None)
-    named = with_newcomers(level.members, level.joining)
+    """The claim follows. With newcomers this is a variant."""
+    named, applied, following = _plan(one, level, joining, workers)
+    return step_first.begin(world, one, level, named, applied, following, rules)
 
+
+def _plan(
+    one: Coordinator,
+    level: EpochLevel,
+    joining: Sequence[EpochMember],
+    workers: Sequence[WorkerReport],
+) -> tuple[Sequence[EpochMember], int, Callable[[int, str], EpochLevel]]:
+    """The next epoch's members, the step that it continues, and how it is built."""
     standings = _list_standings(one, level)
 
     def following(number: int, token: str) -> EpochLevel:
-        joining = level.joining
         return join_rules.continue_epoch(level, joining, standings, number=number, token=token)
 
-    return step_first.begin(world, one, level, named, applied, following, rules)
+    applied = max(w.standing.applied for w in workers if w.standing is not None)
+    return with_newcomers(join_rules.list_staying(level), joining), applied, following
 
 
 def _list_standings(one: Coordinator, level: EpochLevel) -> dict[int, Standing]:
