@@ -158,7 +158,7 @@ async def test_a_member_whose_save_cannot_be_committed_leaves_without_it() -> No
     boundary_turn.settle(term, watch, workers, 7.0)
     assert term.running.boundary == Boundary(step=6)
     term.change(term.state.disarm())
-    boundary_turn.settle(term, watch, workers, 1.0 + term.settings.drain_seconds / 2)
+    boundary_turn.settle(term, watch, workers, 1.0 + term.settings.drain_seconds)
     assert term.running.leaving == ((1, 0, 1),)
     assert "slot 1 leaves without a checkpoint" in term.state.notes[-1]
 

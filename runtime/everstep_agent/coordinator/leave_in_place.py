@@ -18,10 +18,6 @@ from everstep_agent.peers.epoch_level import Id
 
 SAVE_AGAIN_SECONDS = 5.0
 """Pause between two saves for members that leave, if the first one was not committed."""
-SAVE_SHARE = 0.5
-"""Share of `recovery.drainTimeoutSeconds` for the commit of such a save. Then the members leave
-without it: the others hold the same state.
-"""
 REPLACEMENT_SECONDS = 10.0
 """How long a member that may leave waits until the pod that takes its place is ready. Nobody waits
 if a pod has received SIGTERM.
@@ -104,8 +100,10 @@ def _let_leave(
 
 
 def _may_leave(term: Term, watch: Watch, step: int, now: float) -> bool:
-    """Whether the state at the leave is committed, or the time for its commit is over."""
-    late = now - watch.leave_since >= SAVE_SHARE * term.settings.drain_seconds
+    """Whether the state at the leave is committed, or the time for its commit is over: the others
+    hold the same state.
+    """
+    late = now - watch.leave_since >= term.settings.drain_seconds
     return late or _is_committed(term, step)
 
 
@@ -115,10 +113,10 @@ def _is_committed(term: Term, step: int) -> bool:
 
 def _say_unsaved(term: Term, leaving: Sequence[Id]) -> None:
     slots = ", ".join(str(slot) for slot, _, _ in leaving)
-    limit = SAVE_SHARE * term.settings.drain_seconds
+    limit = term.settings.drain_seconds
     text = (
-        f"slot {slots} leaves without a checkpoint, because none was committed within {limit:.0f} s (half of "
-        "recovery.drainTimeoutSeconds); the others hold the same state and continue"
+        f"slot {slots} leaves without a checkpoint, because none was committed within {limit:.0f} s "
+        "(recovery.drainTimeoutSeconds); the others hold the same state and continue"
     )
     term.line.say("leaves_unsaved", message=text)
     term.change(term.state.note(text))
