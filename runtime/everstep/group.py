@@ -6,6 +6,7 @@ the duplicates down: every operation of every neighbour then fails within a mill
 operation that has not returned shortly after a cut is abandoned with its buffer.
 """
 
+import gc
 import os
 import socket
 import struct
@@ -466,8 +467,16 @@ def _close_copies() -> None:
             os.close(number)
 
 
-# Python cannot undo this, so it is done once, at import. Without a group there is nothing to close.
-os.register_at_fork(after_in_child=_close_copies)
+def _let_go() -> None:
+    """Leave the groups to this process's parent: close their sockets, and never collect a group.
+    gloo's destructor waits for threads that only the parent has, so a collection would hang.
+    """
+    gc.freeze()
+    _close_copies()
+
+
+# Python cannot undo this, so it is done once, at import. Without a group there is nothing to let go.
+os.register_at_fork(after_in_child=_let_go)
 
 
 def _count_bytes(one: socket.socket) -> int | None:

@@ -1,11 +1,15 @@
 """How a rank waits: its own time limit is not a failure, and a cut ends every wait."""
 
+import gc
 import os
+import select
+import signal
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -213,6 +217,28 @@ def test_a_forked_child_closes_the_groups_sockets_and_nothing_that_has_got_their
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     for one in (*ours, former[1]):
         one.close()
+
+
+def test_a_collection_in_a_forked_child_does_not_wait_for_the_threads_of_its_parents_group() -> None:
+    """An error that a script catches can keep a group in a reference cycle. Then the script starts data workers."""
+    cycle: list[Any] = [
+        torch.distributed.ProcessGroupGloo(
+            torch.distributed.HashStore(), 0, 1, forming.make_options(None)
+        )
+    ]
+    cycle.append(cycle)
+    del cycle
+    pid = os.fork()
+    if pid == 0:
+        gc.collect()
+        os._exit(0)
+    child = os.pidfd_open(pid)
+    ended = select.select([child], [], [], 10)[0]
+    os.close(child)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    gc.collect()
+    assert ended, "the child hangs in gloo's destructor"
 
 
 def test_to_drop_a_group_waits_for_no_operation(group: TorchGroup) -> None:
