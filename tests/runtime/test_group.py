@@ -219,7 +219,9 @@ def test_a_forked_child_closes_the_groups_sockets_and_nothing_that_has_got_their
         one.close()
 
 
-def test_a_collection_in_a_forked_child_does_not_wait_for_the_threads_of_its_parents_group() -> None:
+def test_a_collection_in_a_forked_child_does_not_wait_for_the_threads_of_its_parents_group() -> (
+    None
+):
     """An error that a script catches can keep a group in a reference cycle. Then the script starts data workers."""
     cycle: list[Any] = [
         torch.distributed.ProcessGroupGloo(

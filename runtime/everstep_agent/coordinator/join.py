@@ -91,7 +91,7 @@ async def _wait_taken(term: Term, leaving: Collection[Id]) -> tuple[EpochMember,
         if all(m.id in failed for m in rest) or _is_broken(term) or _is_called_away(term, leaving):
             _say_not_joined(term, rest, failed)
             return taken
-        term.saves.pump(term.running, term.applied(), term.spent())
+        term.pump(term.applied())
         await _wait_a_moment(term)
 
 

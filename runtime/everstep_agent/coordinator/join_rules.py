@@ -206,6 +206,7 @@ def continue_epoch(
         members=following,
         boundary=None,
         kept=0,
+        backlog=0,
         joining=(),
         transfers=(),
         leaving=(),

@@ -82,7 +82,7 @@ async def _post_mortem(term: Term, found: Break, cut_at: float) -> tuple[postmor
         now = term.now()
         found = refine(term, found, now, now - cut_at)
         # No rank runs any more: the decision below is made after every living member has stopped.
-        term.saves.pump(term.running, {}, term.spent())
+        term.pump({})
         match _decide(term, now, now - cut_at):
             case Saver() as saver:
                 _have_saved(term, saver)
@@ -194,7 +194,7 @@ async def _drain_within_limits(term: Term) -> None:
         if newest > max(said, epoch.committed):
             term.line.say("save_awaited", step=newest)
             said = newest
-        term.saves.pump(epoch, {}, term.spent())
+        term.pump({})
         await term.tick()
 
 

@@ -267,6 +267,7 @@ def continue_epoch(
         members=place_members(survivors, epoch.slots_together),
         boundary=None,
         kept=0,
+        backlog=0,
         saver=None,
         asked=None,
         joining=(),

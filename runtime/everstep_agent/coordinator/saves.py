@@ -21,6 +21,10 @@ from everstep_contract import levels, log
 
 RETRY_SECONDS = 1.0
 NOTES = 3
+BACKLOG = 2
+"""How many complete saves may wait for their commit before the pods keep newer ones in memory. With
+one, a save that only the store refuses would hold up all that follow.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +131,14 @@ class Saves:
                     self._give_up((epoch.number, step), "ReplicasDiffer", found.message)
                     self.disagreement = found
                     return
+
+    def find_backlog(self, epoch: EpochLevel) -> int:
+        """As `EpochLevel.backlog`."""
+        if self.trouble is None and not epoch.unclaimed:
+            return 0
+        steps = self.pending(epoch.number)
+        complete = [s for s in steps if self.count_parts(epoch.number, s) == epoch.world]
+        return max(complete) if len(complete) >= BACKLOG else 0
 
     async def _commit(self, parts: tuple[Part, ...], epoch: EpochLevel, spent: SpentTime) -> None:
         key = (parts[0].epoch, parts[0].step)

@@ -115,6 +115,9 @@ class JobState:
         """Note that all members hold their parts of this step; near saves before it are dropped."""
         return self._with_epoch(kept=step)
 
+    def hold_uploads(self, backlog: int) -> "JobState":
+        return self._with_epoch(backlog=backlog)
+
     def commit(self, newest: Commit) -> "JobState":
         """Note that a checkpoint of this epoch, or of one that it continues, is in the log."""
         epoch = self.epoch

@@ -205,6 +205,14 @@ class Term:
                 self.reports.changed.set()
         return True
 
+    def pump(self, applied: Mapping[int, int]) -> None:
+        """Commit what the running epoch has saved, or have newer saves wait for it in memory."""
+        self.saves.pump(self.running, applied, self.spent())
+        backlog = self.saves.find_backlog(self.running)
+        if backlog != self.running.backlog:
+            self.line.say("uploads_wait" if backlog else "uploads_go_on", step=backlog)
+            self.change(self._state.hold_uploads(backlog))
+
     def want(self, wanted: levels.Wanted) -> None:
         with self._guarded():
             self.settings = apply_wanted(self.context.settings, wanted)

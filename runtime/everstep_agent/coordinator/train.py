@@ -58,7 +58,7 @@ async def train(term: Term) -> str:
         _cut_out(term, now)
         due_saves.want_pin(term, workers)
         due_saves.follow_near_saves(term, watch, now)
-        term.saves.pump(term.running, term.applied(), term.spent())
+        term.pump(term.applied())
         if why := _why_impossible(term, workers):
             term.end(report.Cause.MISUSE, why)
             return ""

@@ -193,6 +193,10 @@ class EpochLevel:
     """The newest step of which all members hold their parts; older near saves are dropped. In a
     former epoch whose save is being finished (`Levels.unfinished`): the step of that save.
     """
+    backlog: int = 0
+    """The newest of the complete saves that cannot be committed at present. Pods keep newer ones in
+    memory, because the store would only fill with their chunks. 0: newer saves are uploaded.
+    """
     save_every_steps: int | None = None
     """The same for all members, whenever their pods were created; None: each uses its own
     environment.

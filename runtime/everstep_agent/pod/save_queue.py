@@ -70,6 +70,8 @@ class Uploads:
         """As `EpochLevel.kept`."""
         self._asked = 0
         """Step of the near save that is to be uploaded; 0: none."""
+        self._backlog = 0
+        """As `EpochLevel.backlog`."""
         self._sending: Job | None = None
         """The job that is being uploaded."""
         self._hurried = False
@@ -125,6 +127,12 @@ class Uploads:
         """Upload the near save of this step."""
         self._asked = step
         self._wake.set()
+
+    def wait_for(self, backlog: int) -> None:
+        """Keep saves after this step here while older ones cannot be committed; 0: upload all."""
+        if backlog != self._backlog:
+            self._backlog = backlog
+            self._wake.set()
 
     def add(self, staged: wire.Staged, rank: int) -> None:
         if staged.packed:
@@ -271,7 +279,16 @@ class Uploads:
                 self._sending = None
 
     def _list_ready(self) -> list[Job]:
-        return [j for j in self._waiting if j.staged.path in self._cuts and self._is_due(j)]
+        return [
+            j
+            for j in self._waiting
+            if j.staged.path in self._cuts and self._is_due(j) and not self._must_wait(j.staged)
+        ]
+
+    def _must_wait(self, staged: wire.Staged) -> bool:
+        """Whether older complete saves have to be committed first. The whole job waits for the other kinds."""
+        awaited = staged.whole or staged.step == self._asked
+        return 0 < self._backlog < staged.step and not awaited
 
     async def _upload(self, job: Job) -> None:
         staged = job.staged
