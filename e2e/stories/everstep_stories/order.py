@@ -13,6 +13,7 @@ CORE = (
     "rank_stopped",
 )
 FURTHER = (
+    "notice_of_ten_seconds",
     "rank_out_of_memory",
     "all_containers_out_of_memory",
     "object_store_fails",
