@@ -11,7 +11,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -32,21 +32,26 @@ def _hints(cls: type) -> dict[str, Any]:
     return {field.name: resolved[field.name] for field in dataclasses.fields(cls)}
 
 
+@functools.cache
+def _names(kind: type) -> tuple[str, ...] | None:
+    """The fields of a dataclass; None: it is none."""
+    return tuple(_hints(kind)) if dataclasses.is_dataclass(kind) else None
+
+
 def encode(value: Any) -> Any:
     """Plain JSON values for a dataclass; fields that are None stay as null."""
     kind = type(value)
     if kind in _PLAIN:
         return value
-    if dataclasses.is_dataclass(kind):
-        held = [(name, getattr(value, name)) for name in _hints(kind)]
-        return {name: v if type(v) in _PLAIN else encode(v) for name, v in held}
+    if kind is list or kind is tuple:
+        return list(value) if _PLAIN.issuperset(map(type, value)) else [encode(v) for v in value]
+    if (names := _names(kind)) is not None:  # type: ignore[arg-type]
+        return {name: encode(getattr(value, name)) for name in names}
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):
         return {str(k): encode(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return list(value) if _PLAIN.issuperset(map(type, value)) else [encode(v) for v in value]
-    return value
+    return [encode(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def dumps(value: Any) -> bytes:
@@ -67,74 +72,167 @@ def decode(cls: type[T], document: Any, path: str = "") -> T:
     Raises:
         DecodeError: names the field, what was found and what is expected.
     """
-    where = path or cls.__name__
-    if not isinstance(document, Mapping):
-        raise DecodeError(f"{where}: expected an object, found {type(document).__name__}")
-    known = {}
-    for name, hint in _hints(cls).items():  # type: ignore[arg-type]
-        if name in document:
-            raw = document[name]
-            known[name] = raw if type(raw) is hint else _value(hint, raw, f"{where}.{name}")
     try:
-        return cls(**known)
-    except TypeError as error:
-        raise DecodeError(f"{where}: {error}") from None
+        found: T = _decoder(cls)(document)  # type: ignore[arg-type]
+    except _Wrong as wrong:
+        raise DecodeError(f"{path or cls.__name__}{wrong.path}: {wrong}") from None
+    return found
+
+
+class _Wrong(Exception):
+    """A value does not have the required type. `path`: where, as seen from the caller."""
+
+    path = ""
+
+    def inside(self, step: str) -> "_Wrong":
+        self.path = step + self.path
+        return self
+
+
+Decoder = Callable[[Any], Any]
+"""Returns the value for a JSON value. Raises `_Wrong`."""
 
 
 @functools.cache
-def _form(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    return typing.get_origin(hint), typing.get_args(hint)
-
-
-def _value(hint: Any, raw: Any, path: str) -> Any:
-    if type(raw) is hint:
-        return raw
-    origin, args = _form(hint)
+def _decoder(hint: Any) -> Decoder:
+    """Made once for each type: to look at a type costs more than to convert a value."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        if raw is None and type(None) in args:
-            return None
-        return _value(next(a for a in args if a is not type(None)), raw, path)
+        return _optional(_decoder(next(a for a in args if a is not type(None))), args)
     if hint is Any:
-        return raw
+        return _same
     if origin is tuple:
-        if not isinstance(raw, list):
-            raise DecodeError(f"{path}: expected a list, found {type(raw).__name__}")
-        if len(args) == 2 and args[1] is Ellipsis:
-            if {args[0]}.issuperset(map(type, raw)):
-                return tuple(raw)
-            return tuple(_value(args[0], v, f"{path}[{i}]") for i, v in enumerate(raw))
-        if len(raw) != len(args):
-            raise DecodeError(f"{path}: expected {len(args)} items, found {len(raw)}")
-        return tuple(
-            _value(a, v, f"{path}[{i}]") for i, (a, v) in enumerate(zip(args, raw, strict=True))
-        )
-    if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
-        if not isinstance(raw, Mapping):
-            raise DecodeError(f"{path}: expected an object, found {type(raw).__name__}")
-        return {_value(args[0], k, path): _value(args[1], v, f"{path}.{k}") for k, v in raw.items()}
+        return _list_of(args[0]) if len(args) == 2 and args[1] is Ellipsis else _fixed(args)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _mapping(_decoder(args[0]), _decoder(args[1]))
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return decode(hint, raw, path)
+        return _object(hint)
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return _member(hint)
+    return functools.partial(_scalar, hint)
+
+
+def _same(raw: Any) -> Any:
+    return raw
+
+
+def _optional(inner: Decoder, args: tuple[Any, ...]) -> Decoder:
+    def decode(raw: Any) -> Any:
+        return None if raw is None and type(None) in args else inner(raw)
+
+    return decode
+
+
+def _list_of(hint: Any) -> Decoder:
+    inner, plain = _decoder(hint), {hint}
+
+    def decode(raw: Any) -> Any:
+        _require_list(raw)
+        if plain.issuperset(map(type, raw)):
+            return tuple(raw)
+        done: list[Any] = []
+        try:
+            for value in raw:
+                done.append(inner(value))  # noqa: PERF401 the error has to name the place
+        except _Wrong as wrong:
+            raise wrong.inside(f"[{len(done)}]") from None
+        return tuple(done)
+
+    return decode
+
+
+def _fixed(args: tuple[Any, ...]) -> Decoder:
+    items = [_decoder(a) for a in args]
+
+    def decode(raw: Any) -> Any:
+        _require_list(raw)
+        if len(raw) != len(items):
+            raise _Wrong(f"expected {len(items)} items, found {len(raw)}")
+        done: list[Any] = []
+        try:
+            for inner, value in zip(items, raw, strict=True):
+                done.append(inner(value))
+        except _Wrong as wrong:
+            raise wrong.inside(f"[{len(done)}]") from None
+        return tuple(done)
+
+    return decode
+
+
+def _require_list(raw: Any) -> None:
+    if not isinstance(raw, list):
+        raise _Wrong(f"expected a list, found {type(raw).__name__}")
+
+
+def _mapping(key: Decoder, value: Decoder) -> Decoder:
+    def decode(raw: Any) -> Any:
+        _require_object(raw)
+        done = {}
+        for name, inner in raw.items():
+            known = key(name)
+            try:
+                done[known] = value(inner)
+            except _Wrong as wrong:
+                raise wrong.inside(f".{name}") from None
+        return done
+
+    return decode
+
+
+def _object(cls: type) -> Decoder:
+    @functools.cache
+    def list_fields() -> list[tuple[str, Any, Decoder]]:
+        """Not called before the first document: a class may contain itself."""
+        return [(name, hint, _decoder(hint)) for name, hint in _hints(cls).items()]
+
+    def decode(raw: Any) -> Any:
+        _require_object(raw)
+        known = {}
+        for name, hint, inner in list_fields():
+            if name in raw:
+                value = raw[name]
+                try:
+                    known[name] = value if type(value) is hint else inner(value)
+                except _Wrong as wrong:
+                    raise wrong.inside(f".{name}") from None
+        try:
+            return cls(**known)
+        except TypeError as error:
+            raise _Wrong(str(error)) from None
+
+    return decode
+
+
+def _require_object(raw: Any) -> None:
+    if not isinstance(raw, Mapping):
+        raise _Wrong(f"expected an object, found {type(raw).__name__}")
+
+
+def _member(hint: type[enum.Enum]) -> Decoder:
+    def decode(raw: Any) -> Any:
         try:
             return hint(raw)
         except ValueError:
             expected = ", ".join(str(m.value) for m in hint)
-            raise DecodeError(f"{path}: {raw!r} is none of {expected}") from None
-    return _scalar(hint, raw, path)
+            raise _Wrong(f"{raw!r:.80} is none of {expected}") from None
+
+    return decode
 
 
-def _scalar(hint: Any, raw: Any, path: str) -> Any:
+def _scalar(hint: Any, raw: Any) -> Any:
+    if type(raw) is hint:
+        return raw
     if hint is float and isinstance(raw, int) and not isinstance(raw, bool):
-        return _to_float(raw, path)
+        return _to_float(raw)
     if hint is int and isinstance(raw, str) and _INTEGER.fullmatch(raw):
         return int(raw)  # keys of JSON objects are always strings
     if isinstance(raw, hint) and not (hint is int and isinstance(raw, bool)):
         return raw
-    raise DecodeError(f"{path}: expected {hint.__name__}, found {raw!r:.80}")
+    raise _Wrong(f"expected {hint.__name__}, found {raw!r:.80}")
 
 
-def _to_float(raw: int, path: str) -> float:
+def _to_float(raw: int) -> float:
     try:
         return float(raw)
     except OverflowError:
-        raise DecodeError(f"{path}: {raw!r:.80} is too large for a float") from None
+        raise _Wrong(f"{raw!r:.80} is too large for a float") from None
