@@ -3,7 +3,9 @@ what the members are asked to do.
 """
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from everstep_contract import log
 from everstep_contract.ranges import Ranges
@@ -28,7 +30,7 @@ class Stage(enum.Enum):
     """The workers of this epoch end."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EpochMember:
     """One pod's part of an epoch."""
 
@@ -45,12 +47,12 @@ class EpochMember:
     """
     address: str
 
-    @property
+    @cached_property
     def id(self) -> Id:
         return self.slot, self.attempt, self.incarnation
 
-    @property
-    def ranks(self) -> dict[int, int]:
+    @cached_property
+    def ranks(self) -> Mapping[int, int]:
         """Local rank → rank, of those in the epoch."""
         inside = (local for local, life in enumerate(self.lives) if life)
         return {local: self.first + number for number, local in enumerate(inside)}
@@ -148,7 +150,7 @@ class Hung:
     """Which sum it holds up, in words; empty: the others wait in none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EpochLevel:
     number: int
     token: str
@@ -240,7 +242,7 @@ class EpochLevel:
         own = self.token == claim.token or claim in self.unclaimed
         return own or (bool(self.unclaimed) and self.claimed == claim.epoch)
 
-    @property
+    @cached_property
     def world(self) -> int:
         return sum(len(m.ranks) for m in self.members)
 
