@@ -331,6 +331,7 @@ def test_the_marks_tell_when_each_phase_was_seen_and_never_move() -> None:
         "signal": 0, "verdict": 1, "leave": 2, "commit": 6, "left": 6, "deleted": 22, "created": 22, "running": 22,
     }  # fmt: skip
     assert not incident.open
+    assert (incident.rung, incident.steps_lost) == ("move", 0), "the slot left in order"
 
 
 def test_only_the_last_ten_are_kept() -> None:

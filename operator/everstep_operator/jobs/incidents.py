@@ -227,12 +227,18 @@ def _is_share(move: Incident, runtime: RuntimeIncident, incidents: Sequence[Inci
 
 def _with_plain_moves(incidents: Sequence[Incident]) -> list[Incident]:
     """Mark each move that interrupted nothing: the job had already continued without the slot when
-    the verdict came.
+    the verdict came. A slot that has left in order has lost nothing either. If all pods leave at
+    nearly the same time, nobody may be left to report each leave; the restart is reported once.
     """
     mended = {i.quarantine for i in incidents if not i.open and i.phases} - {None}
+
+    def is_plain(move: Incident) -> bool:
+        moved = list_moved(move)
+        return bool(moved) and (move.quarantine in mended or all(m.left for m in moved))
+
     return [
         i.model_copy(update={"rung": "move", "steps_lost": 0})
-        if not (i.open or i.phases or i.rung) and list_moved(i) and i.quarantine in mended
+        if not (i.open or i.phases or i.rung) and is_plain(i)
         else i
         for i in incidents
     ]
