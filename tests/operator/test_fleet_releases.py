@@ -6,6 +6,7 @@ from everstep_operator import kube
 from everstep_operator.fleet.budget import Budget
 from everstep_operator.fleet.memory import with_deleted
 from everstep_operator.fleet.observed import Policy
+from everstep_operator.fleet.plan import plan
 from everstep_operator.quarantines import Quarantine
 from fleet_given import START, Fleet
 
@@ -56,6 +57,17 @@ async def test_deletions_that_the_watch_tells_of_late_release_as_well() -> None:
         fleet.memory = with_deleted(fleet.memory, quarantine)
     await fleet.settle()
     assert cordoned(fleet) == []
+
+
+async def test_deletions_that_are_reported_between_a_list_and_its_plan_release_as_well() -> None:
+    """The list still shows the objects. It must not make the operator forget the reports."""
+    fleet = await a_rack()
+    listed = fleet.observe()
+    for quarantine in remove_all(fleet):
+        fleet.memory = with_deleted(fleet.memory, quarantine)
+    fleet.memory = plan(listed, fleet.memory, fleet.policy, fleet.now).memory
+    await fleet.settle(15)
+    assert (cordoned(fleet), fleet.cluster.quarantines()) == ([], ())
 
 
 async def test_many_that_vanish_without_a_word_are_put_back_and_say_why() -> None:

@@ -20,8 +20,8 @@ class FleetMemory:
     handled. These are in force, whatever the last list shows.
     """
     absent_since: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    deleted: frozenset[str] = frozenset()
-    """Absent quarantines whose deletion a watch has reported."""
+    deleted: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Quarantines whose deletion a watch has reported → their UID. The last list may still show them."""
     lost: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Absent quarantines that were not deleted → why they were lost. They are recreated, and their
     nodes are not released in the meantime.
@@ -52,7 +52,7 @@ def with_deleted(memory: FleetMemory, quarantine: Quarantine) -> FleetMemory:
     return replace(
         memory,
         alive=MappingProxyType({quarantine.name: quarantine, **memory.alive}),
-        deleted=memory.deleted | {quarantine.name},
+        deleted=MappingProxyType({**memory.deleted, quarantine.name: quarantine.uid}),
     )
 
 
@@ -63,17 +63,23 @@ def remember(
     unread: Collection[str],
     now: float,
 ) -> FleetMemory:
-    """Update the memory after a successful list. What exists again was not deleted; what is settled
-    is dropped. Of an object that cannot be read, the last copy stays in force.
+    """Update the memory after a successful list. What exists again, with another UID, counts as not
+    deleted; with the same UID, the list is older than the deletion. What is settled is dropped. Of
+    an object that cannot be read, the last copy stays in force.
     """
     held = {n: q for n, q in memory.alive.items() if n in absent or n in unread}
     alive = held | dict(there)
     since = {name: memory.absent_since.get(name, now) for name in absent}
     lost = {name: reason for name, reason in memory.lost.items() if name in absent}
+    deleted = {
+        name: uid
+        for name, uid in memory.deleted.items()
+        if name in absent or (name in there and there[name].uid == uid)
+    }
     return replace(
         memory,
         alive=MappingProxyType(alive),
         absent_since=MappingProxyType(since),
-        deleted=memory.deleted & absent,
+        deleted=MappingProxyType(deleted),
         lost=MappingProxyType(lost),
     )

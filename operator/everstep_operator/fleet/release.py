@@ -122,7 +122,7 @@ def _silent(memory: FleetMemory, definition: Definition) -> set[str]:
     """Absent quarantines whose deletion no watch reported. If the CRD cannot be read, no report
     counts, because the CRD may have been deleted.
     """
-    told = memory.deleted if definition.created_at is not None else frozenset[str]()
+    told = memory.deleted.keys() if definition.created_at is not None else set[str]()
     return {name for name in memory.absent_since if name in memory.alive} - told
 
 
