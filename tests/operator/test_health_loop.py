@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from everstep_operator import kube
+from everstep_operator.evidence import from_rfc3339
 from everstep_operator.quarantines import Quarantine
 from everstep_operator.values import NodeState
 from fake_exporter import an_exporter, running_exporter
@@ -82,6 +83,21 @@ async def test_an_exporter_gone_silent_is_reported_and_nobody_is_cordoned(
     rig.exporter.mode = "page"
     await rig.rounds(1)
     assert rig.receiver.states() == {}
+
+
+async def test_the_event_of_a_silence_is_there_as_long_as_the_silence(rig: Rig) -> None:
+    """API servers delete Events after an hour."""
+    rig.exporter.mode = "http500"
+    for minutes in range(0, 180, 5):
+        await rig.rounds(3)
+        rig.now += 300
+        rig.cluster.events = [e for e in rig.cluster.events if rig.now - written_at(e) < 3600]
+        assert "ExporterSilent" in rig.cluster.reasons(), f"after {minutes} minutes"
+    assert rig.cluster.reasons().count("ExporterSilent") <= 2
+
+
+def written_at(event: dict[str, Any]) -> float:
+    return from_rfc3339(event["lastTimestamp"])
 
 
 async def test_an_exporter_pod_that_is_gone_is_silence_as_well(rig: Rig) -> None:

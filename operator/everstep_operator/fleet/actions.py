@@ -43,7 +43,9 @@ class PatchNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tell:
-    """Only an Event, about a node or ("") the operator itself; written once for the same text."""
+    """Only an Event, about a node or ("") the operator itself. While the plans contain the same one, it
+    is written again every `apply.REPEAT_SECONDS`.
+    """
 
     node: str
     reason: str

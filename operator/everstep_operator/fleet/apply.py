@@ -31,6 +31,10 @@ the CRD is being deleted.
 """
 EVENT_NAMESPACE = "default"
 """Where Events about cluster-scoped objects live."""
+REPEAT_SECONDS = 2700.0
+"""How often the Event of a `Tell` is written while its state lasts: API servers delete Events after an
+hour.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -146,15 +150,16 @@ Told = CreateQuarantine | PatchSpec | PatchNode | Tell
 
 
 async def _tell(port: Port, action: Told, kind: str, name: str, now: float) -> None:
-    """Log the action and write its Event. The Event's name is computed from its text, so that a
-    repeated one is written once. A failure is only logged.
+    """Log the action and write its Event. The Event's name is computed from its text (of a `Tell`,
+    also from the period), so that a repeated one is written once. A failure is only logged.
     """
     if not action.reason:
         return
     log.log(
         logging.WARNING if action.warning else logging.INFO, "%s: %s", action.reason, action.message
     )
-    body = build_event(kind, name, action.reason, action.message, warning=action.warning, now=now)
+    stamp = f"{now // REPEAT_SECONDS:.0f}" if isinstance(action, Tell) else ""
+    body = build_event(kind, name, action, stamp, now)
     try:
         await port.create(kube.EVENTS, body, EVENT_NAMESPACE, lane=Lane.STATUS)
     except kube.AlreadyExists:
@@ -163,22 +168,21 @@ async def _tell(port: Port, action: Told, kind: str, name: str, now: float) -> N
         log.warning("no Event %s: %s", action.reason, error)
 
 
-def build_event(
-    kind: str, name: str, reason: str, message: str, *, warning: bool, now: float
-) -> dict[str, Any]:
+def build_event(kind: str, name: str, told: Told, stamp: str, now: float) -> dict[str, Any]:
     """An Event about a node, or about a namespace. As UID it has the object's name, as the kubelet
     writes it for nodes and `kubectl describe node` expects it.
     """
-    digest = hashlib.sha256(f"{reason}\n{message}".encode()).hexdigest()[:16]
+    text = f"{told.reason}\n{told.message}\n{stamp}"
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     at = to_rfc3339(now)[:-5] + "Z"
     return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {"name": f"{name[:200]}.{digest}", "namespace": EVENT_NAMESPACE},
         "involvedObject": {"apiVersion": "v1", "kind": kind, "name": name, "uid": name},
-        "type": "Warning" if warning else "Normal",
-        "reason": reason[:128],
-        "message": message[:1024],
+        "type": "Warning" if told.warning else "Normal",
+        "reason": told.reason[:128],
+        "message": told.message[:1024],
         "source": {"component": COMPONENT},
         "reportingComponent": COMPONENT,
         "firstTimestamp": at,

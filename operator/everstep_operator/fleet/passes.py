@@ -45,7 +45,8 @@ class FleetPasses:
         self._port, self._nodes, self._policy, self._said = port, nodes, policy, said
         self._clock = clock
         self._plan = plan_observing if policy.observe_only else plan
-        self._told: set[Tell] = set()
+        self._told: dict[Tell, float] = {}
+        """What the last plan reported → when it was last written."""
         self.memory = FleetMemory()
         self._listed = False
         """NodeQuarantines have been listed once, or their kind does not exist."""
@@ -83,16 +84,17 @@ class FleetPasses:
         return planned
 
     async def apply(self, planned: Plan, now: float) -> apply.Outcome:
-        actions = self._without_repeats(planned.actions)
+        actions = self._without_repeats(planned.actions, now)
         outcome = await apply.apply_plan(self._nodes, actions, now, self._port)
         self.memory = with_refused(self.memory, outcome.refused, now)
         return outcome
 
-    def _without_repeats(self, actions: Iterable[Action]) -> list[Action]:
-        """Drops messages that the last pass already reported."""
-        actions = list(actions)
-        told, self._told = self._told, {a for a in actions if isinstance(a, Tell)}
-        return [action for action in actions if not isinstance(action, Tell) or action not in told]
+    def _without_repeats(self, actions: Iterable[Action], now: float) -> list[Action]:
+        """Drops messages that the last pass already reported, unless their Events may end soon."""
+        actions, told = list(actions), self._told
+        recent = {tell for tell, at in told.items() if now - at < apply.REPEAT_SECONDS}
+        self._told = {a: told[a] if a in recent else now for a in actions if isinstance(a, Tell)}
+        return [a for a in actions if not isinstance(a, Tell) or a not in recent]
 
     async def _list(self) -> tuple[tuple[Quarantine, ...] | None, dict[str, str], str]:
         """The quarantines as the API server lists them: a stale mirror must not decide whether one
