@@ -124,12 +124,17 @@ class _Jobs(Collector):
                 figures[name].add_metric(labels, value)
             for cause, count in _count_restarts(status).items():
                 restarts.add_metric((*labels, cause), count)
-            total = (status.get("restarts") or {}).get("total")
-            interruptions.add_metric(labels, int(total or 0))
+            interruptions.add_metric(labels, _count_interruptions(status))
         yield state
         yield restarts
         yield interruptions
         yield from figures.values()
+
+
+def _count_interruptions(status: dict[str, Any]) -> int:
+    """A counter must not decrease, so those that were later joined to another one still count."""
+    restarts = status.get("restarts") or {}
+    return int(restarts.get("total") or 0) + int(restarts.get("joined") or 0)
 
 
 def _count_restarts(status: dict[str, Any]) -> dict[str, int]:

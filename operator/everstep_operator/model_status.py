@@ -93,6 +93,11 @@ class Restarts(ApiModel):
         default_factory=dict,
         description="Interruptions that were counted under this cause and then moved to another one.",
     )
+    joined: int | None = Field(
+        default=None,
+        description="Interruptions that were counted and then found to be part of another one. total no longer has "
+        "them; the metric, which must not fall, has.",
+    )
     recent: list[RecentRestarts] = Field(
         default_factory=list,
         max_length=2048,

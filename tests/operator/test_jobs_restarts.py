@@ -331,17 +331,24 @@ def test_the_job_s_own_count_along_the_log_is_not_added_to_ours() -> None:
 # --- the metric -------------------------------------------------------------------------------------------
 
 
-def render(status: JobStatus) -> dict[str, int]:
-    """Cause → what an operator that has just started exports."""
+def read_page(status: JobStatus, name: str) -> dict[str, int]:
+    """First label → what an operator that has just started exports."""
     world = World()
     document = {"restarts": status.restarts.model_dump(by_alias=True)} if status.restarts else {}
     metadata = {"namespace": "team", "name": "lm", "uid": "u1", "resourceVersion": "1"}
     world.jobs.put({"metadata": metadata, "status": document})
     text = Metrics((), world, lambda: True, observe_only=False).render().decode().splitlines()
-    found = [line for line in text if line.startswith("everstep_job_restarts_total{")]
-    each = next(line for line in text if line.startswith("everstep_job_interruptions_total{"))
-    assert int(float(each.split()[-1])) == (status.restarts.total if status.restarts else 0)
+    found = [line for line in text if line.startswith(f"{name}{{")]
     return {line.split('"')[1]: int(float(line.split()[-1])) for line in found}
+
+
+def render(status: JobStatus) -> dict[str, int]:
+    """Cause → restarts."""
+    return read_page(status, "everstep_job_restarts_total")
+
+
+def count_interruptions(status: JobStatus) -> int:
+    return read_page(status, "everstep_job_interruptions_total")["lm"]
 
 
 def test_the_counter_for_prometheus_never_falls_not_even_when_the_operator_restarts() -> None:
@@ -353,8 +360,21 @@ def test_the_counter_for_prometheus_never_falls_not_even_when_the_operator_resta
     assert restarts(moved.job.status) == {"NodeGone": 1}
     assert moved.job.status.restarts is not None
     assert moved.job.status.restarts.total == 1, "the alert on interruptions counts it once"
+    assert count_interruptions(moved.job.status) == 1
     assert render(moved.job.status) == {"NodeGone": 1, "WorkerDied": 1}
     assert render(plan(moved, NOW + 31).status) == {"NodeGone": 1, "WorkerDied": 1}
+
+
+def test_two_deaths_that_are_traced_to_one_gpu_are_one_and_the_counter_does_not_fall() -> None:
+    """Prometheus would count all interruptions so far once more, and the alert would fire."""
+    first = again(an_observation(seen=a_seen(incidents=(mended(),))), NOW)
+    both = again(replace(first, seen=a_seen(incidents=(mended(), mended(2)))), NOW + 20)
+    assert restarts(both.job.status) == {"WorkerDied": 2}
+    convicted = replace(both, verdicts={"node-1": a_verdict("node-1", NodeState.GONE)})
+    moved = again(convicted, NOW + 30)
+    assert restarts(moved.job.status) == {"NodeGone": 1}
+    for status in (both.job.status, moved.job.status, plan(moved, NOW + 31).status):
+        assert count_interruptions(status) == 2
 
 
 @pytest.mark.parametrize(("leads", "shown"), [(True, ["everstep_silent_nodes 2.0"]), (False, [])])

@@ -36,6 +36,7 @@ def charge(
     """`attempts`: slot → current attempt. Returns the counters, and the incidents with their charge."""
     causes = dict(old.by_cause) if old else {}
     left = dict(old.moved_by_cause) if old else {}
+    joined = (old.joined or 0) if old else 0
     recent = list(old.recent) if old else []
     charged: dict[int, str | None] = {}
     for entries in faults.group_by_fault(incidents):
@@ -48,10 +49,11 @@ def charge(
             left[cause] = left.get(cause, 0) + 1
             recent = budgets.remove_recent(recent, cause)
         causes[wanted] = causes.get(wanted, 0) + 1
+        joined += max(0, len(held) - 1)
         recent = budgets.add_recent(recent, wanted, window_seconds, now)
         charged.update({id(i): None for i in entries} | {id(entries[0]): wanted})
     told = [_with_charge(i, charged) for i in incidents]
-    return _build(causes, left, recent), told
+    return _build(causes, left, joined, recent), told
 
 
 def _with_charge(incident: Incident, charged: Mapping[int, str | None]) -> Incident:
@@ -61,13 +63,14 @@ def _with_charge(incident: Incident, charged: Mapping[int, str | None]) -> Incid
 
 
 def _build(
-    causes: Mapping[str, int], left: Mapping[str, int], recent: list[RecentRestarts]
+    causes: Mapping[str, int], left: Mapping[str, int], joined: int, recent: list[RecentRestarts]
 ) -> Restarts:
     counted = {cause: n for cause, n in sorted(causes.items()) if n > 0}
     return Restarts(
         total=sum(counted.values()),
         by_cause=counted,
         moved_by_cause=dict(sorted(left.items())),
+        joined=joined or None,
         recent=recent,
     )
 
