@@ -12,6 +12,14 @@ from everstep_operator.jobs.stamps import to_seconds
 from everstep_operator.kube import Kube
 from everstep_operator.world import World
 
+USUAL_CAUSES = (
+    "ContainerEnded", "NodeGone", "NodeLeaving", "NodeLost", "PodDeleted", "PodEvicted", "UserError",
+    "WorkerCrashed", "WorkerDied", "WorkerHung",
+)  # fmt: skip
+"""Exported for each job from the start: Prometheus sees an increase only in a series that already
+exists.
+"""
+
 
 class Metrics:
     """`leads` returns whether this replica acts; only the replica that acts reports jobs and nodes.
@@ -143,7 +151,8 @@ def _count_restarts(status: dict[str, Any]) -> dict[str, int]:
     """
     restarts = status.get("restarts") or {}
     now, moved = restarts.get("byCause") or {}, restarts.get("movedByCause") or {}
-    return {c: int(now.get(c, 0)) + int(moved.get(c, 0)) for c in sorted({*now, *moved})}
+    causes = sorted({*USUAL_CAUSES, *now, *moved})
+    return {c: int(now.get(c, 0)) + int(moved.get(c, 0)) for c in causes}
 
 
 _FIGURES = (

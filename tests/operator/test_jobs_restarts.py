@@ -343,8 +343,9 @@ def read_page(status: JobStatus, name: str) -> dict[str, int]:
 
 
 def render(status: JobStatus) -> dict[str, int]:
-    """Cause → restarts."""
-    return read_page(status, "everstep_job_restarts_total")
+    """Cause → restarts; only causes with restarts."""
+    found = read_page(status, "everstep_job_restarts_total")
+    return {cause: count for cause, count in found.items() if count}
 
 
 def count_interruptions(status: JobStatus) -> int:
@@ -363,6 +364,15 @@ def test_the_counter_for_prometheus_never_falls_not_even_when_the_operator_resta
     assert count_interruptions(moved.job.status) == 1
     assert render(moved.job.status) == {"NodeGone": 1, "WorkerDied": 1}
     assert render(plan(moved, NOW + 31).status) == {"NodeGone": 1, "WorkerDied": 1}
+
+
+def test_the_usual_causes_are_there_before_the_first_restart() -> None:
+    """Prometheus does not count the increase from no series to 1."""
+    found = read_page(a_status(), "everstep_job_restarts_total")
+    assert set(found.values()) == {0}
+    assert {"NodeGone", "NodeLeaving", "NodeLost", "WorkerDied", "UserError"} <= found.keys()
+    known = set[str]().union(*budgets.BUDGETS.values())
+    assert found.keys() <= known, "a cause that does not exist"
 
 
 def test_two_deaths_that_are_traced_to_one_gpu_are_one_and_the_counter_does_not_fall() -> None:
