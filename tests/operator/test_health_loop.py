@@ -459,3 +459,12 @@ async def test_the_metrics_tell_of_scrapes_verdicts_and_the_budget(rig: Rig) -> 
     assert 'everstep_node_verdicts{state="leaving"} 1.0' in text
     assert 'everstep_quarantines{state="Quarantined"} 1.0' in text
     assert "everstep_quarantine_budget 2.0" in text
+
+
+async def test_quarantines_that_cannot_be_listed_are_not_gone_from_the_metrics(rig: Rig) -> None:
+    """The alert on quarantined nodes would end, and fire anew once the API server answers again."""
+    await rig.rounds(1)
+    await rig.rounds(1, xid=64)
+    rig.cluster.refuses_lists = True
+    await rig.rounds(1)
+    assert 'everstep_quarantines{state="Quarantined"} 1.0' in rig.loop.render_metrics()

@@ -1,12 +1,14 @@
 """The loop's metrics, as Prometheus text."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter as Counts
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from everstep_operator.fleet.observed import Observed, Policy
 from everstep_operator.health.outcomes import Scrape, ScrapeFailure
+from everstep_operator.quarantines import Quarantine
 from everstep_operator.values import NodeState, NodeVerdict
 
 
@@ -86,12 +88,17 @@ class HealthMetrics:
         gpu_nodes = observed.roster.gpu_nodes
         self._gpu_nodes.set(gpu_nodes)
         self._budget.set(policy.budget.limit(gpu_nodes))
-        self._quarantines.clear()
-        for quarantine in observed.quarantines or ():
-            self._quarantines.labels(quarantine.state or "Pending").inc()
-        self._put_back.set(sum(bool(q.put_back) for q in observed.quarantines or ()))
+        if observed.quarantines is not None:
+            self._note_quarantines(observed.quarantines)
         for action in done:
             self._actions.labels(action).inc()
+
+    def _note_quarantines(self, quarantines: Collection[Quarantine]) -> None:
+        counts = Counts(q.state or "Pending" for q in quarantines)
+        self._quarantines.clear()
+        for state, count in counts.items():
+            self._quarantines.labels(state).set(count)
+        self._put_back.set(sum(bool(q.put_back) for q in quarantines))
 
     def note_verdicts(self, verdicts: Mapping[str, NodeVerdict]) -> None:
         for state in NodeState:
