@@ -48,7 +48,7 @@ class Bucket:
         return not self._turns[lane].locked() and self._lack(lane) <= 0
 
     def _lack(self, lane: Lane) -> float:
-        floor = 0.0 if lane is Lane.RECOVERY else self._burst / 2
+        floor = 0.0 if lane is Lane.RECOVERY else min(self._burst / 2, self._burst - 1)
         return floor + 1 - self._refilled()
 
     def _refilled(self) -> float:

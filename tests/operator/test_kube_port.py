@@ -141,6 +141,13 @@ async def test_names_never_become_path_segments(server: Server, port: Kube) -> N
     assert server.asked[0][1].endswith("/pods/..%2F..%2Fsecrets%2Fx")
 
 
+async def test_a_bucket_of_one_token_lets_status_writes_through() -> None:
+    bucket = Bucket(qps=1000.0, burst=1)
+    async with asyncio.timeout(0.2):
+        for lane in (Lane.STATUS, Lane.RECOVERY, Lane.STATUS):
+            await bucket.take(lane)
+
+
 async def test_half_of_the_bucket_is_kept_for_recoveries() -> None:
     bucket = Bucket(qps=1000.0, burst=4)
     for _ in range(2):
