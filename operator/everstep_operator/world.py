@@ -1,7 +1,8 @@
 """The state from the watches, as plain objects: the only input of a pass.
 
 kopf feeds it; a list at start and every few minutes corrects it (an interrupted watch may miss
-a deletion). An object is never replaced by an older version of itself.
+a deletion). An object is never replaced by an older version of itself, and what was deleted does not
+come back with a list that was begun before.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -36,14 +37,22 @@ class Mirror:
 
     def __init__(self, **groups_of: Callable[[Object], Collection[str]]) -> None:
         self._objects: dict[Key, Object] = {}
+        self._deleted: dict[str, int] = {}
+        """UID → version of the deletion, until a list is newer: an older list, or a late answer, may
+        still show the object.
+        """
         self._ways = groups_of
         self._groups: dict[tuple[str, str], dict[Key, Object]] = {}
         self._followers: list[set[str]] = []
         self._followers_of: dict[str, list[set[str]]] = {}
 
     def put(self, obj: Object) -> bool:
-        """Store the object if it is newer than the stored one; return whether it was."""
+        """Store the object if it is newer than the stored one and has not been deleted; return whether
+        it was.
+        """
         key = key_of(obj)
+        if version_of(obj) <= self._deleted.get(obj["metadata"].get("uid", ""), -1):
+            return False
         held = self._objects.get(key)
         same_life = held is not None and held["metadata"].get("uid") == obj["metadata"].get("uid")
         if held is not None and same_life and version_of(held) >= version_of(obj):
@@ -59,8 +68,10 @@ class Mirror:
 
     def drop(self, obj: Object) -> None:
         """The object was deleted; another object with the same name is kept."""
-        held = self._objects.get(key_of(obj))
-        if held is not None and held["metadata"].get("uid") == obj["metadata"].get("uid"):
+        held, uid = self._objects.get(key_of(obj)), obj["metadata"].get("uid")
+        if uid:
+            self._deleted[uid] = version_of(obj)
+        if held is not None and held["metadata"].get("uid") == uid:
             self._remove(key_of(obj))
 
     def replace(self, items: Iterable[Object], version: str) -> list[Object]:
@@ -74,6 +85,7 @@ class Mirror:
             self._remove(key_of(obj))
         for item in listed.values():
             self.put(item)
+        self._deleted = {uid: at for uid, at in self._deleted.items() if at > limit}
         return lost
 
     def follow(self) -> set[str]:

@@ -128,6 +128,21 @@ def test_an_older_copy_never_replaces_a_newer_one() -> None:
     assert len(mirror) == 1
 
 
+def test_a_list_that_was_begun_before_a_deletion_does_not_bring_the_object_back() -> None:
+    """The pages of a long list show one moment. Before, such a pod stood until the next full list."""
+    mirror, pod = Mirror(), an_object()
+    mirror.put(pod)
+    mirror.drop({**pod, "metadata": {**pod["metadata"], "resourceVersion": "25"}})
+    mirror.replace([pod], "20")
+    assert len(mirror) == 0
+    next_life = {**pod, "metadata": {**pod["metadata"], "uid": "next", "resourceVersion": "27"}}
+    mirror.put(next_life)
+    mirror.replace([pod], "22")
+    assert mirror.get("lm-0-1", "team")["metadata"]["uid"] == "next"
+    mirror.replace([next_life], "30")
+    assert mirror._deleted == {}, "no later list can show it"
+
+
 def test_a_list_shows_what_had_gone_without_an_event() -> None:
     mirror = Mirror()
     mirror.put(an_object())
