@@ -5,12 +5,17 @@ import contextlib
 import itertools
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from everstep_operator import kube
 from everstep_operator.evidence import from_rfc3339
+from everstep_operator.fleet.actions import PatchNode, Tell
+from everstep_operator.fleet.marks import build_expectation
+from everstep_operator.fleet.memory import FleetMemory
+from everstep_operator.fleet.plan import Plan
 from everstep_operator.quarantines import Quarantine
 from everstep_operator.values import NodeState
 from fake_exporter import an_exporter, running_exporter
@@ -94,6 +99,21 @@ async def test_the_event_of_a_silence_is_there_as_long_as_the_silence(rig: Rig) 
         rig.cluster.events = [e for e in rig.cluster.events if rig.now - written_at(e) < 3600]
         assert "ExporterSilent" in rig.cluster.reasons(), f"after {minutes} minutes"
     assert rig.cluster.reasons().count("ExporterSilent") <= 2
+
+
+async def test_an_event_whose_turn_did_not_come_is_written_by_the_next_pass(rig: Rig) -> None:
+    """A plan ends at the first object that has changed since it was read."""
+    fleet, telling = (
+        rig.loop._fleet,
+        Tell(node="node-0", reason="ExporterSilent", message="since 9"),
+    )
+    outdated = replace(rig.cluster.nodes()["node-0"], version="0")
+    conflict = PatchNode(node=outdated, body=build_expectation(outdated, (A,)))
+    outcome = await fleet.apply(Plan(actions=(conflict, telling), memory=FleetMemory()), rig.now)
+    assert (outcome.again, rig.cluster.reasons()) == (True, [])
+    for _ in range(2):
+        await fleet.apply(Plan(actions=(telling,), memory=FleetMemory()), rig.now)
+    assert rig.cluster.reasons() == ["ExporterSilent"]
 
 
 def written_at(event: dict[str, Any]) -> float:

@@ -75,6 +75,8 @@ class Outcome:
     """Something had changed since it was read: observe again."""
     refused: set[ActionKey] = field(default_factory=set)
     """Actions that the API server refuses."""
+    told: list[Tell] = field(default_factory=list)
+    """Those whose turn came: a plan may end early."""
 
 
 async def apply_plan(
@@ -129,6 +131,7 @@ async def _apply(port: Port, events: Port, action: Action, now: float, outcome: 
             outcome.nodes.append(await port.patch(kube.NODES, node.name, dict(body), lane=lane))
             await _tell(events, action, "Node", node.name, now)
         case Tell(node=name):
+            outcome.told.append(action)
             await _tell(events, action, "Node" if name else "Namespace", name or "default", now)
     return True
 

@@ -46,7 +46,7 @@ class FleetPasses:
         self._clock = clock
         self._plan = plan_observing if policy.observe_only else plan
         self._told: dict[Tell, float] = {}
-        """What the last plan reported → when it was last written."""
+        """What is reported and was in the last plan, too → when it was last written."""
         self.memory = FleetMemory()
         self._listed = False
         """NodeQuarantines have been listed once, or their kind does not exist."""
@@ -86,15 +86,20 @@ class FleetPasses:
     async def apply(self, planned: Plan, now: float) -> apply.Outcome:
         actions = self._without_repeats(planned.actions, now)
         outcome = await apply.apply_plan(self._nodes, actions, now, self._port)
+        self._told |= dict.fromkeys(outcome.told, now)
         self.memory = with_refused(self.memory, outcome.refused, now)
         return outcome
 
     def _without_repeats(self, actions: Iterable[Action], now: float) -> list[Action]:
-        """Drops messages that the last pass already reported, unless their Events may end soon."""
+        """Drops messages that were reported and have been planned ever since, unless their Events
+        may end soon.
+        """
         actions, told = list(actions), self._told
-        recent = {tell for tell, at in told.items() if now - at < apply.REPEAT_SECONDS}
-        self._told = {a: told[a] if a in recent else now for a in actions if isinstance(a, Tell)}
-        return [a for a in actions if not isinstance(a, Tell) or a not in recent]
+        planned = [a for a in actions if isinstance(a, Tell)]
+        self._told = {
+            a: told[a] for a in planned if a in told and now - told[a] < apply.REPEAT_SECONDS
+        }
+        return [a for a in actions if not isinstance(a, Tell) or a not in self._told]
 
     async def _list(self) -> tuple[tuple[Quarantine, ...] | None, dict[str, str], str]:
         """The quarantines as the API server lists them: a stale mirror must not decide whether one
