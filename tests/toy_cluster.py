@@ -56,6 +56,8 @@ class ToyCluster:
     """Whether the API server answers 503 to lists of NodeQuarantines."""
     refused: set[str] = field(default_factory=set)
     """Names of objects whose changes an admission webhook refuses."""
+    webhook_down: bool = False
+    """Whether that webhook does not answer at all."""
     writes: list[str] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     pods: list[dict[str, Any]] = field(default_factory=list)
@@ -200,6 +202,9 @@ class ToyCluster:
         return copied(self._store(kind, merged))
 
     def _need_permission(self, name: str) -> None:
+        if name in self.refused and self.webhook_down:
+            text = 'failed calling webhook "nodes.example.com": no endpoints available'
+            raise kube.Transient(500, "InternalError", text)
         if name in self.refused:
             raise kube.Denied(403, "Forbidden", f"a webhook denied the change of {name}")
 

@@ -69,6 +69,11 @@ def _class_of(status: int, reason: str) -> type[KubeError]:
     return by_status.get(status, Transient)
 
 
+def has_failed_webhook(error: KubeError) -> bool:
+    """Whether an admission webhook did not answer, which the API server reports as its own error."""
+    return error.status == 500 and "failed calling webhook" in error.message
+
+
 def parse_retry_after(text: str) -> float:
     """Parse a Retry-After header to seconds, at most RETRY_AFTER_MAX.
 

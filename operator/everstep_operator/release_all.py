@@ -7,6 +7,7 @@ end, so that the operator stays inactive for another half a minute, while it is 
 
 import asyncio
 import logging
+from collections.abc import Collection
 
 from everstep_operator import kube
 from everstep_operator.election import Leadership
@@ -47,15 +48,18 @@ async def _release(port: Kube, nodes: Kube) -> int:
     quarantines = await _list_quarantines(port)
     found, _ = await port.list(kube.NODES)
     known = [q for obj in quarantines if (q := _read(obj)) is not None]
-    released, refused = [], []
+    released, refused = [], dict[str, kube.KubeError]()
     for obj in found:
         try:
             released.append(await _release_node(port, nodes, obj, known))
-        except (kube.Denied, kube.Invalid) as error:
-            log.warning("node %s is not released: %s", obj["metadata"]["name"], error.message)
-            refused.append(error)
+        except (kube.Denied, kube.Invalid, kube.Transient) as error:
+            if isinstance(error, kube.Transient) and not kube.has_failed_webhook(error):
+                raise
+            name = obj["metadata"]["name"]
+            log.warning("node %s is not released: %s", name, error.message)
+            refused[name] = error
     if refused:
-        raise refused[0]
+        raise NotReleased(_explain(next(iter(refused.values())), nodes=refused))
     for obj in quarantines:
         await _delete(nodes, obj)
     counts = f"{sum(released)} of {len(found)} nodes released, {len(quarantines)} NodeQuarantines"
@@ -118,14 +122,16 @@ async def _delete(nodes: Kube, obj: kube.Object) -> None:
     log.info("NodeQuarantine %s: deleted", name)
 
 
-def _explain(error: kube.KubeError) -> str:
+def _explain(error: kube.KubeError, nodes: Collection[str] = ()) -> str:
+    """`nodes`: those that are not released; the API server's message does not always name one."""
     advice = {
         kube.Denied: "grant the rights of operator/README.md, or undo by hand",
         kube.Transient: "try again when the API server answers",
         kube.Standby: "another process took the Lease in the meantime: try again",
     }.get(type(error), "see the message")
+    which = f" (nodes: {', '.join(list(nodes)[:20])})" if nodes else ""
     return (
-        f"not everything is released: {error.message}. What to do: {advice}. By hand: "
+        f"not everything is released{which}: {error.message}. What to do: {advice}. By hand: "
         "kubectl delete nodequarantines --all; kubectl uncordon NODE; "
         "kubectl taint node NODE everstep.dev/quarantine-; "
         "kubectl annotate node NODE everstep.dev/cordoned-by-"

@@ -411,8 +411,10 @@ def test_a_silent_exporter_is_told_on_its_node_and_nothing_else_is_done() -> Non
 # --- what the API server refuses
 
 
-async def test_a_node_whose_change_is_refused_holds_up_no_other() -> None:
+@pytest.mark.parametrize("down", [False, True])
+async def test_a_node_whose_change_is_refused_holds_up_no_other(down: bool) -> None:
     fleet = a_fleet().break_("node-1")
+    fleet.cluster.webhook_down = down
     fleet.cluster.refused.add("node-1")
     await fleet.settle()
     await fleet.break_("node-2", at=fleet.now).settle()

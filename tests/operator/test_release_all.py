@@ -126,13 +126,15 @@ async def test_what_is_not_allowed_is_said_with_what_to_do_by_hand() -> None:
         await release_all.run(port, port, Alone())
 
 
-async def test_a_node_that_may_not_be_changed_holds_up_no_other_and_no_quarantine_is_deleted() -> (
-    None
-):
+@pytest.mark.parametrize("down", [False, True])
+async def test_a_node_that_may_not_be_changed_holds_up_no_other_and_no_quarantine_is_deleted(
+    down: bool,
+) -> None:
     fleet = await a_fleet()
+    fleet.cluster.webhook_down = down
     await fleet.break_("node-2", at=fleet.now).settle()
     fleet.cluster.refused.add("node-1")
-    with pytest.raises(release_all.NotReleased, match="of node-1"):
+    with pytest.raises(release_all.NotReleased, match="nodes: node-1"):
         await release(fleet.cluster)
     assert [n.name for n in fleet.cluster.nodes().values() if n.unschedulable] == ["node-1"]
     assert len(fleet.cluster.quarantines()) == 2

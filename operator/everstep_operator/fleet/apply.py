@@ -26,8 +26,8 @@ from everstep_operator.quarantines import build_object, build_spec
 
 COMPONENT = "everstep-operator"
 REFUSALS = frozenset({400, 403, 413, 422})
-"""Statuses that concern one object. Of the others, 401 concerns this process, and 405 means that
-the CRD is being deleted.
+"""Statuses that concern one object, as does a failed webhook. Of the others, 401 concerns this process,
+and 405 means that the CRD is being deleted.
 """
 EVENT_NAMESPACE = "default"
 """Where Events about cluster-scoped objects live."""
@@ -84,7 +84,8 @@ async def apply_plan(
 ) -> Outcome:
     """Apply the actions. `events` writes the Events if they need another identity than nodes do.
 
-    An action that the API server refuses (an admission webhook, a policy) holds up no other.
+    An action that the API server refuses (a policy; an admission webhook, also one that does not
+    answer) holds up no other.
 
     Raises `kube.KubeError`, except these, and `Conflict` and `Gone`, which end the plan. What was
     done before stays done.
@@ -97,8 +98,8 @@ async def apply_plan(
             log.info("%s: %s; observing again", type(action).__name__, error.message)
             outcome.again = True
             break
-        except (kube.Denied, kube.Invalid) as error:
-            if error.status not in REFUSALS:
+        except (kube.Denied, kube.Invalid, kube.Transient) as error:
+            if not (error.status in REFUSALS or kube.has_failed_webhook(error)):
                 raise
             key = key_of(action)
             outcome.refused.add(key)

@@ -115,7 +115,7 @@ async def _apply_action(
         outcome.again = True
         return False
     except kube.Transient as error:
-        if not _has_failed_webhook(error) or not isinstance(action, (CheckTemplate, CreatePod)):
+        if not kube.has_failed_webhook(error) or not isinstance(action, (CheckTemplate, CreatePod)):
             outcome.trouble = error
             return False
         _note_refusal(outcome, action, (False, error.message))
@@ -136,11 +136,6 @@ def _note_refusal(outcome: Outcome, action: Action, refusal: tuple[bool, str]) -
     elif not (isinstance(action, CreateSecret) and action.made_before):
         # A quota answers before the API server finds that the Secret exists.
         outcome.refusal = refusal
-
-
-def _has_failed_webhook(error: kube.KubeError) -> bool:
-    """Whether an admission webhook did not answer, which the API server reports as its own error."""
-    return error.status == 500 and "failed calling webhook" in error.message
 
 
 def is_template_fault(error: kube.KubeError) -> bool:
