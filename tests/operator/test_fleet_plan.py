@@ -152,7 +152,15 @@ async def test_who_waited_and_was_healed_is_not_cordoned_afterwards() -> None:
 
 @pytest.mark.parametrize(
     ("text", "gpu_nodes", "limit"),
-    [("10%", 4, 1), ("10%", 39, 3), ("50%", 8, 4), ("2", 100, 2), ("0", 100, 1), ("0%", 9, 1)],
+    [
+        ("10%", 4, 1),
+        ("10%", 39, 3),
+        ("50%", 8, 4),
+        ("29%", 100, 29),
+        ("2", 100, 2),
+        ("0", 100, 1),
+        ("0%", 9, 1),
+    ],
 )
 def test_the_budget_is_a_share_or_a_number_and_at_least_one(
     text: str, gpu_nodes: int, limit: int

@@ -4,7 +4,6 @@ It also limits what jobs do: for them a verdict beyond the budget is only a susp
 or a bad DCGM roll-out convicts every node; without this rule every job would leave every node.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -19,21 +18,21 @@ from everstep_operator.values import NodeState
 class Budget:
     """How many GPU nodes may be quarantined at once: a share of them or a number, at least 1."""
 
-    share: float | None = None
+    percent: int | None = None
     number: int = 1
 
     def limit(self, gpu_nodes: int) -> int:
-        wanted = self.number if self.share is None else math.floor(self.share * gpu_nodes)
+        wanted = self.number if self.percent is None else self.percent * gpu_nodes // 100
         return max(1, wanted)
 
 
-TENTH = Budget(share=0.1)
+TENTH = Budget(percent=10)
 
 
 def parse_budget(text: str) -> Budget:
     """Parse "10%" or "3"."""
     if text.endswith("%"):
-        return Budget(share=int(text[:-1]) / 100)
+        return Budget(percent=int(text[:-1]))
     return Budget(number=int(text))
 
 
