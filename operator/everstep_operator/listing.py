@@ -13,6 +13,7 @@ from everstep_operator.kube import Kube
 from everstep_operator.world import Mirror, World
 
 RETRY_SECONDS = 2.0
+LONGEST_RETRY_SECONDS = 60.0
 SETTLE_SECONDS = 1.0
 """How long a list waits after a watch restarted: the watches of all kinds restart at about the same
 time, and one list serves them all.
@@ -41,8 +42,10 @@ async def resync(port: Kube, world: World, watchers: Watchers) -> None:
 async def resync_forever(port: Kube, world: World, watchers: Watchers, seconds: float) -> None:
     """List everything every `seconds`, or soon after a watch restarted.
 
-    After each list every job gets a pass: a change without an event has woken none.
+    After each list every job gets a pass: a change without an event has woken none. A list that fails
+    is soon tried again: what it would have corrected must not wait for the next one.
     """
+    said, pause = "", RETRY_SECONDS
     while True:
         with suppress(TimeoutError):
             await asyncio.wait_for(watchers.listed.wait(), seconds)
@@ -51,8 +54,15 @@ async def resync_forever(port: Kube, world: World, watchers: Watchers, seconds: 
         try:
             await _list_all(port, world, watchers)
         except kube.KubeError as error:
-            log.warning("full lists failed, the watches go on: %s", error)
-        watchers.wake_all()
+            if said != str(error):
+                log.warning("full lists failed, the watches go on: %s", error)
+            said = str(error)
+            watchers.listed.set()
+            await asyncio.sleep(max(pause, error.retry_after))
+            pause = min(2 * pause, LONGEST_RETRY_SECONDS)
+        else:
+            said, pause = "", RETRY_SECONDS
+            watchers.wake_all()
 
 
 async def _list_all(port: Kube, world: World, watchers: Watchers) -> None:

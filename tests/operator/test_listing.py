@@ -42,6 +42,29 @@ async def test_after_a_watch_has_begun_anew_what_was_deleted_meanwhile_is_notice
     await asyncio.gather(resyncing, return_exceptions=True)
 
 
+async def test_a_list_that_fails_after_a_watch_has_begun_anew_is_tried_again_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An API server that has just been restarted refuses some requests."""
+    monkeypatch.setattr(listing, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(listing, "RETRY_SECONDS", 0.0)
+    cluster, world, answered = ToyCluster(refuses_lists=True), World(), asyncio.Event()
+    watchers = Watchers(world, Scheduler(_no_pass), lambda: None, lambda quarantine: None)
+    monkeypatch.setattr(Watchers, "wake_all", lambda _: answered.set())
+    world.quarantines.put({"metadata": {"name": "lost", "uid": "u", "resourceVersion": "0"}})
+    watchers.listed.set()
+    resyncing = listing.resync_forever(cast(Kube, cluster), world, watchers, seconds=10_000)
+    task = asyncio.create_task(resyncing)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    cluster.refuses_lists = False
+    async with asyncio.timeout(5):
+        await answered.wait()
+    assert world.quarantines.get("lost") is None
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_a_job_that_changed_without_an_event_is_looked_at_after_the_next_list() -> None:
     """A suspended job waits only for a change of its spec."""
     cluster, world, looked = ToyCluster(), World(), asyncio.Event()
