@@ -443,6 +443,15 @@ async def test_a_quarantine_that_is_refused_holds_up_no_other_and_is_tried_again
     assert cordoned(fleet) == ["node-1", "node-2"]
 
 
+async def test_a_quarantine_whose_machine_was_edited_holds_up_no_other_node() -> None:
+    """It no longer binds its node, but has the name that the node's next quarantine would get."""
+    fleet = await a_quarantined_node()
+    (name,) = (q.name for q in fleet.cluster.quarantines())
+    await fleet.cluster.patch(kube.QUARANTINES, name, {"spec": {"machine": "another"}})
+    await fleet.break_("node-2", at=fleet.now).settle()
+    assert "node-2" in cordoned(fleet)
+
+
 # --- another machine under the same Node object
 
 

@@ -74,7 +74,7 @@ class Outcome:
     again: bool = False
     """Something had changed since it was read: observe again."""
     refused: set[ActionKey] = field(default_factory=set)
-    """Actions that the API server refuses."""
+    """Actions that the API server refuses, and NodeQuarantines whose name is taken."""
     told: list[Tell] = field(default_factory=list)
     """Those whose turn came: a plan may end early."""
 
@@ -116,6 +116,7 @@ async def _apply(port: Port, events: Port, action: Action, now: float, outcome: 
     match action:
         case CreateQuarantine(quarantine=quarantine):
             if not await _create(port, build_object(quarantine)):
+                outcome.refused.add(key_of(action))
                 return False
             await _tell(events, action, "Node", quarantine.node, now)
         case PatchSpec(quarantine=quarantine):
@@ -138,10 +139,14 @@ async def _apply(port: Port, events: Port, action: Action, now: float, outcome: 
 
 
 async def _create(port: Port, body: kube.Object) -> bool:
-    """Names are computed: an existing object was created by an earlier pass that was interrupted."""
+    """Names are computed. An existing object was created by an earlier pass that was interrupted, or
+    an edit has taken it from its node: it must not hold up other nodes.
+    """
     try:
         await port.create(kube.QUARANTINES, body)
     except kube.AlreadyExists:
+        text = "NodeQuarantine %s exists, but not for node %s; if its spec was edited, delete it"
+        log.warning(text, body["metadata"]["name"], body["spec"]["nodeName"])
         return False
     return True
 
