@@ -58,6 +58,8 @@ class ToyCluster:
     """Names of objects whose changes an admission webhook refuses."""
     webhook_down: bool = False
     """Whether that webhook does not answer at all."""
+    overloaded: bool = False
+    """Whether the API server answers 503 to these changes."""
     writes: list[str] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     pods: list[dict[str, Any]] = field(default_factory=list)
@@ -202,6 +204,8 @@ class ToyCluster:
         return copied(self._store(kind, merged))
 
     def _need_permission(self, name: str) -> None:
+        if name in self.refused and self.overloaded:
+            raise kube.Transient(503, "ServiceUnavailable", "too busy")
         if name in self.refused and self.webhook_down:
             text = 'failed calling webhook "nodes.example.com": no endpoints available'
             raise kube.Transient(500, "InternalError", text)

@@ -6,6 +6,7 @@ from everstep_contract import names
 from everstep_operator import kube
 from everstep_operator.evidence import MISSING
 from everstep_operator.fleet.actions import CreateQuarantine, Tell
+from everstep_operator.fleet.apply import apply_plan
 from everstep_operator.fleet.budget import Budget, parse_budget
 from everstep_operator.fleet.memory import REFUSED_SECONDS
 from everstep_operator.fleet.observed import Policy
@@ -430,6 +431,17 @@ async def test_a_node_whose_change_is_refused_holds_up_no_other(down: bool) -> N
     fleet.heal("node-1").heal("node-2").break_("node-3", at=fleet.now)
     await fleet.delete()
     assert cordoned(fleet) == ["node-3"], "node-2 is released, and node-3 is cordoned"
+
+
+async def test_a_node_that_has_changed_since_it_was_read_holds_up_no_other() -> None:
+    """Its watch may be late, or somebody else may write it all the time."""
+    fleet = await a_fleet().break_("node-1").break_("node-2", at=START + 0.5).settle()
+    for name in ("node-1", "node-2"):
+        fleet.cluster.change_node(name, {"spec": {"unschedulable": None}})
+    planned = fleet.plan()
+    fleet.cluster.change_node("node-1", {"metadata": {"labels": {"a": "b"}}})
+    outcome = await apply_plan(fleet.cluster, planned.actions, fleet.now)
+    assert (cordoned(fleet), outcome.again) == (["node-2"], True)
 
 
 async def test_a_quarantine_that_is_refused_holds_up_no_other_and_is_tried_again() -> None:

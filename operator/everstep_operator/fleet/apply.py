@@ -76,7 +76,7 @@ class Outcome:
     refused: set[ActionKey] = field(default_factory=set)
     """Actions that the API server refuses, and NodeQuarantines whose name is taken."""
     told: list[Tell] = field(default_factory=list)
-    """Those whose turn came: a plan may end early."""
+    """Those whose turn came: an exception ends a plan early."""
 
 
 async def apply_plan(
@@ -85,19 +85,18 @@ async def apply_plan(
     """Apply the actions. `events` writes the Events if they need another identity than nodes do.
 
     An action that the API server refuses (a policy; an admission webhook, also one that does not
-    answer) holds up no other.
+    answer) holds up no other, nor does one whose object has changed or is gone.
 
-    Raises `kube.KubeError`, except these, and `Conflict` and `Gone`, which end the plan. What was
-    done before stays done.
+    Raises `kube.KubeError`, except these. What was done before stays done.
     """
     outcome = Outcome()
     for action in actions:
         try:
             done = await _apply(port, events or port, action, now, outcome)
         except (kube.Conflict, kube.Gone) as error:
-            log.info("%s: %s; observing again", type(action).__name__, error.message)
+            log.info("%s of %s: %s; observing again", *key_of(action), error.message)
             outcome.again = True
-            break
+            continue
         except (kube.Denied, kube.Invalid, kube.Transient) as error:
             if not (error.status in REFUSALS or kube.has_failed_webhook(error)):
                 raise
