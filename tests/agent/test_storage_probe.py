@@ -4,7 +4,7 @@ import pytest
 
 from agent.unreliable import UnreliableStore
 from everstep_agent.storage import ObjectStore, open_store, probe
-from everstep_agent.storage.errors import AlreadyExists, Denied, NoAtomicCreate
+from everstep_agent.storage.errors import AlreadyExists, Denied, NoAtomicCreate, Unsupported
 from everstep_agent.storage.probe import judge_race
 from everstep_agent.storage.retrying import Patience, Retrying
 
@@ -17,6 +17,13 @@ class CheckThenPut(UnreliableStore):
             raise AlreadyExists(key)
         await asyncio.sleep(len(body) * 20e-9)  # a megabyte in 20 ms
         await self.inner.put(key, body)
+
+
+class WithoutConditions(UnreliableStore):
+    """A store that does not know If-None-Match, and says so."""
+
+    async def create(self, key: str, body: bytes | memoryview) -> None:
+        raise Unsupported(f"cannot write {key}: 501 NotImplemented; this store does not offer it")
 
 
 class TidiedOnce(UnreliableStore):
@@ -44,6 +51,13 @@ async def test_every_store_that_we_support_passes_and_is_left_clean(store: Objec
 async def test_a_store_whose_create_is_not_atomic_is_refused() -> None:
     with pytest.raises(NoAtomicCreate, match="racing writers all created the same object"):
         await probe(CheckThenPut(open_store("memory://", "", {})))
+
+
+async def test_a_store_without_create_only_put_is_refused_instead_of_waited_for() -> None:
+    with pytest.raises(
+        NoAtomicCreate, match=r"501 NotImplemented.*needs a store whose create-only"
+    ):
+        await probe(Retrying(WithoutConditions(open_store("memory://", "", {}))))
 
 
 async def test_a_race_that_another_job_disturbs_is_no_proof_against_a_store() -> None:

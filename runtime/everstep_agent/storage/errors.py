@@ -52,6 +52,12 @@ class NoAtomicCreate(StoreError):
     kind = "NoAtomicCreate"
 
 
+class Unsupported(StoreError):
+    """The store does not know this request, or a header in it."""
+
+    kind = "Unsupported"
+
+
 class TooLarge(StoreError):
     """The object is too large to have been written by Everstep, so it is not read into memory."""
 
@@ -172,6 +178,8 @@ def _classify_rest(
         return StoreError(f"{found}: {said}; {_FIXES['PermanentRedirect']}")
     if 300 <= status < 500 and status not in (408, 409, 425, 429):
         return StoreError(f"{found}: {said}" + (f"; {fix}" if fix else ""))
+    if status == 501:
+        return Unsupported(f"{found}: {said}; this store does not offer it")
     busy = status in (429, 503) or code in _BUSY
     return (Busy if busy else Unreachable)(f"{found}: {said}")
 

@@ -14,7 +14,13 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 
-from everstep_agent.storage.errors import AlreadyExists, NoAtomicCreate, NotFound, StoreError
+from everstep_agent.storage.errors import (
+    AlreadyExists,
+    NoAtomicCreate,
+    NotFound,
+    StoreError,
+    Unsupported,
+)
 from everstep_agent.storage.store import ObjectStore
 
 FOLDER = "probe"
@@ -27,12 +33,17 @@ DOUBTED = LATER_SECONDS * 3
 run deletes the object between the two writes, both writers create it.
 """
 
+_NEEDED = (
+    "the run log needs a store whose create-only PUT (If-None-Match: *) is atomic, as in AWS S3, GCS,"
+    " Azure, MinIO and a local folder"
+)
+
 
 async def probe(store: ObjectStore) -> list[str]:
     """Test a store. Returns warnings as text (for example: keys cannot be deleted).
 
     Raises:
-        NoAtomicCreate: two writers created the same object.
+        NoAtomicCreate: two writers created the same object, or the store has no create-only PUT.
         StoreError: any other error that makes it unusable (`BucketMissing`, `Denied`, …), with the
             fix.
     """
@@ -40,11 +51,7 @@ async def probe(store: ObjectStore) -> list[str]:
     if await _find_problem(store, LATER_SECONDS, notes):
         problem = await _find_problem(store, DOUBTED, notes)
         if problem:
-            raise NoAtomicCreate(
-                f"{store.uri}: {problem}; the run log needs a store whose create-only PUT "
-                "(If-None-Match: *) is atomic, as in AWS S3, GCS, Azure, MinIO and a local "
-                "folder"
-            )
+            raise NoAtomicCreate(f"{store.uri}: {problem}; {_NEEDED}")
     return notes
 
 
@@ -90,6 +97,8 @@ async def _create(store: ObjectStore, key: str, body: bytes, later: float = 0.0)
         await store.create(key, body)
     except AlreadyExists:
         return False
+    except Unsupported as error:
+        raise NoAtomicCreate(f"{error}; {_NEEDED}") from None
     return True
 
 
