@@ -38,6 +38,8 @@ CASES = [
     (GenericError, (429, "TooMany"), errors.Busy, "429"),
     (GenericError, (400, "InvalidBucketName"), errors.StoreError, "checkpoint.uri"),
     (GenericError, (301, "PermanentRedirect"), errors.StoreError, "AWS_REGION"),
+    (GenericError, (400, "RequestTimeout"), errors.Unreachable, "RequestTimeout"),
+    (GenericError, (400, "IncompleteBody"), errors.Unreachable, "IncompleteBody"),
     (GenericError, (501, "NotImplemented"), errors.Unsupported, "does not offer"),
     (GenericError, "HTTP error: error sending request", errors.Unreachable, "sending"),
     (GenericError, "PUT http://169.254.169.254/latest", errors.Denied, "no credentials"),

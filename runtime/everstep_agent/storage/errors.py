@@ -108,6 +108,8 @@ _FIXES = {
     "InvalidBucketName": "correct the bucket in checkpoint.uri",
 }
 _BUSY = ("SlowDown", "ServerBusy", "TooManyRequests", "RequestLimitExceeded")
+_CUT = ("RequestTimeout", "IncompleteBody")
+"""S3 answers these with 400 if the connection was too slow or broke: the request may be repeated."""
 _FULL = ("XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "QuotaExceeded")
 _GRANT = "the identity needs to read, write, delete and list below checkpoint.uri"
 
@@ -176,7 +178,7 @@ def _classify_rest(
         return BadAddress(f"{found}: {said}; correct checkpoint.uri")
     if "redirect without LOCATION" in text:  # a 301 of S3, whose code the client does not expose
         return StoreError(f"{found}: {said}; {_FIXES['PermanentRedirect']}")
-    if 300 <= status < 500 and status not in (408, 409, 425, 429):
+    if 300 <= status < 500 and status not in (408, 409, 425, 429) and code not in _CUT:
         return StoreError(f"{found}: {said}" + (f"; {fix}" if fix else ""))
     if status == 501:
         return Unsupported(f"{found}: {said}; this store does not offer it")
