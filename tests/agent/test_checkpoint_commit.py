@@ -32,7 +32,7 @@ from everstep_agent.coordinator.saves import Saves
 from everstep_agent.runlog.log_index import LogIndex
 from everstep_agent.runlog.run_log import Appended, RunLog
 from everstep_agent.storage import ObjectStore, open_store
-from everstep_agent.storage.errors import Unreachable
+from everstep_agent.storage.errors import Denied, Unreachable
 from everstep_contract import codec, layout, log, manifest
 from everstep_contract.log import Retire
 from everstep_contract.manifest import Chunk, Piece, Tensor
@@ -353,6 +353,36 @@ async def test_a_chunk_that_is_retired_between_manifest_and_entry_stops_it_too(
     assert isinstance(outcome, NotCommitted)
     assert outcome.reason == "ChunksRetired"
     assert list(run.log.commits) == []
+
+
+async def test_a_log_that_takes_no_entry_costs_one_manifest_however_often_it_is_tried(
+    memory: ObjectStore, tmp_path: Path
+) -> None:
+    run = ARun(memory, tmp_path)
+    await run.claim(1)
+    parts = await upload(memory, tmp_path, token=TOKEN, epoch=1, step=2)
+    store = RefusesEntries(memory)
+    committer = Committer(store, RunLog(store), "default/job")
+    for seconds in (1.0, 2.0, 3.0):
+        with pytest.raises(Denied):
+            await committer.commit(parts, token=TOKEN, world=2, seconds={"step": seconds})
+        assert len(await memory.list("manifests")) == 1
+    store.refuses = False
+    outcome = await committer.commit(parts, token=TOKEN, world=2, seconds={"step": 4.0})
+    assert isinstance(outcome, Committed)
+    assert [outcome.commit.manifest] == await memory.list("manifests")
+    assert (await fetch_manifest(memory, outcome.commit)).step == 2
+
+
+class RefusesEntries(UnreliableStore):
+    """A policy allows everything but writes to the log."""
+
+    refuses = True
+
+    async def create(self, key: str, body: bytes | memoryview) -> None:
+        if self.refuses and key.startswith("log/"):
+            raise Denied(f"cannot write {key}")
+        await super().create(key, body)
 
 
 @pytest.mark.parametrize("fails_at", [0, 1])

@@ -59,6 +59,8 @@ class Committer:
         self._run = run
         self._memory = memory
         self._last: tuple[str, Manifest] | None = None
+        self._tried: Manifest | None = None
+        """The newest manifest that was to be committed."""
 
     @property
     def index(self) -> LogIndex:
@@ -110,7 +112,7 @@ class Committer:
             seconds=seconds,
             agents=agents,
         )
-        manifest = replace(manifest, epoch=epoch)
+        manifest = self._repeat(replace(manifest, epoch=epoch))
         gap = ledger.find_gap(manifest.ledger, manifest.step)
         notes += [f"step {manifest.step}: {gap}"] if gap else []
         return await self._write(manifest, parts, token, notes, tuple(pins))
@@ -169,6 +171,16 @@ class Committer:
         except (Broken, codec.DecodeError) as error:
             notes.append(f"the ledger can no longer be proved: {error}")
             return parent
+
+    def _repeat(self, manifest: Manifest) -> Manifest:
+        """The manifest of the try before, if only the seconds have grown since. Otherwise each try
+        would write another object, as long as the log takes no entry.
+        """
+        last = self._tried
+        if last and replace(manifest, seconds=last.seconds, agents=last.agents) == last:
+            return last
+        self._tried = manifest
+        return manifest
 
     async def _write(
         self,
