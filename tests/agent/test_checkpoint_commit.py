@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import io
 import itertools
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from agent.given import an_epoch
 from agent.test_replicas import a_save
 from agent.unreliable import UnreliableStore
 from everstep_agent import logline
+from everstep_agent.checkpoint import commit as commits
 from everstep_agent.checkpoint import commit_rules, digest
 from everstep_agent.checkpoint.chunk_upload import Uploader, chunk_key
 from everstep_agent.checkpoint.commit import Committed, Committer, NotCommitted
@@ -353,6 +355,25 @@ async def test_a_chunk_that_is_retired_between_manifest_and_entry_stops_it_too(
     assert isinstance(outcome, NotCommitted)
     assert outcome.reason == "ChunksRetired"
     assert list(run.log.commits) == []
+
+
+async def test_the_coordinator_goes_on_answering_while_a_manifest_is_built(
+    memory: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For many ranks and tensors it takes seconds."""
+    builders = list[threading.Thread]()
+
+    def build(*args: object, **more: object) -> manifest.Manifest:
+        builders.append(threading.current_thread())
+        return commit_rules.build_manifest(*args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(commits, "build_manifest", build)
+    run = ARun(memory, tmp_path)
+    await run.claim(1)
+    parts = await upload(memory, tmp_path, token=TOKEN, epoch=1, step=2)
+    await run.committer.commit(parts, token=TOKEN, world=2)
+    assert builders
+    assert threading.current_thread() not in builders
 
 
 async def test_a_log_that_takes_no_entry_costs_one_manifest_however_often_it_is_tried(

@@ -102,7 +102,9 @@ class Committer:
         parent_key, parent, notes = await self._parent()
         if parent is not None:
             parent = await self._merged(parent, token, head.step, notes)
-        manifest = build_manifest(
+        # In a thread: for hundreds of ranks it takes seconds, in which no other agent would be answered.
+        built = await asyncio.to_thread(
+            build_manifest,
             parts,
             run=self._run,
             writer=token,
@@ -112,7 +114,7 @@ class Committer:
             seconds=seconds,
             agents=agents,
         )
-        manifest = self._repeat(replace(manifest, epoch=epoch))
+        manifest = self._repeat(replace(built, epoch=epoch))
         gap = ledger.find_gap(manifest.ledger, manifest.step)
         notes += [f"step {manifest.step}: {gap}"] if gap else []
         return await self._write(manifest, parts, token, notes, tuple(pins))
