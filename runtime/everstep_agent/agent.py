@@ -4,6 +4,7 @@ possibly the coordinator's role.
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import signal
 import time
@@ -287,11 +288,14 @@ class Agent:
 
 
 def build_disk_tier(settings: env.AgentEnv) -> FolderTier | None:
-    """All pods of a job on one node share one folder."""
+    """All pods of a job on one node share one folder. Runs of one name may be in several stores, and
+    each deletes what it does not know in its folder.
+    """
     if not settings.disk_tier:
         return None
-    folder = Path(settings.disk_tier) / settings.run.replace("/", "_")
-    return FolderTier(folder, "disk", run=f"{settings.uri}/{settings.run}", sync=True)
+    run = f"{settings.uri}/{settings.run}"
+    name = f"{settings.run.replace('/', '_')}-{hashlib.sha256(run.encode()).hexdigest()[:8]}"
+    return FolderTier(Path(settings.disk_tier) / name, "disk", run=run, sync=True)
 
 
 def worker_environ(environ: Mapping[str, str]) -> dict[str, str]:

@@ -5,12 +5,15 @@ import fcntl
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from agent.a_term import SETTINGS
 from agent.gang import Gang
 from agent.tier_given import BODY, OWNER, a_chunk, a_save
+from everstep_agent.agent import build_disk_tier
 from everstep_agent.checkpoint import folder_tier
 from everstep_agent.checkpoint.files import PART
 from everstep_agent.checkpoint.folder_tier import LOCK, FolderTier
@@ -36,6 +39,25 @@ async def test_a_copy_is_on_disk_with_all_folders_above_it(
     content, folder = synced
     assert content.startswith(f"{disk.folder}/{a_chunk().digest}.")
     assert folder == str(disk.folder)
+
+
+@pytest.mark.parametrize(
+    "other", [{"uri": "s3://b/other"}, {"run": "ns_job"}], ids=lambda v: next(iter(v))
+)
+async def test_another_run_on_the_same_disk_keeps_its_copies(
+    tmp_path: Path, other: dict[str, str]
+) -> None:
+    mine = replace(SETTINGS, uri="s3://b/mine", run="ns/job", disk_tier=str(tmp_path))
+    disk, beside = build_disk_tier(mine), build_disk_tier(replace(mine, **other))
+    assert disk
+    assert beside
+    await disk.keep(OWNER, [a_save(BODY)], 0)
+    await disk.put(a_chunk(), BODY)
+    await beside.keep(OWNER, [a_save(OTHER)], 0)
+    assert await disk.get(a_chunk()) == BODY
+    successor = build_disk_tier(mine)
+    assert successor
+    assert await successor.get(a_chunk()) == BODY
 
 
 async def test_a_folder_that_a_killed_pod_made_is_on_disk_before_it_is_used(
@@ -130,7 +152,8 @@ async def test_a_job_trains_on_while_its_disk_hangs_and_copies_again_afterwards(
     gang.stub |= {"STUB_UNTIL": "100000", "STUB_STEP_MS": "20"}
     async with gang:
         await gang.until(lambda s: has_copied(gang.shown()))
-        with (tmp_path / "volume" / "ns_job" / LOCK).open("wb") as lock:
+        (path,) = (tmp_path / "volume").glob(f"*/{LOCK}")
+        with path.open("wb") as lock:
             await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
             await gang.until(lambda s: "kind=ETIMEDOUT tier=disk" in gang.shown())
             at = gang.seen.step
