@@ -99,6 +99,8 @@ class Agent:
             found = self._write_report(await self._ended)
             await self._role.linger()
             await self.pod.workers.end_all()
+            if found.cause is report.Cause.DONE:
+                await self.pod.clear_disk()
         self.line.say("agent_ends", cause=found.cause.value, step=found.step, message=found.message)
         return found
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.gang import Gang, assert_exact
+from everstep_agent.checkpoint.folder_tier import LOCK
 from everstep_agent.peers import incoming
 from everstep_agent.storage.errors import Denied
 from everstep_agent.storage.retrying import Retrying
@@ -112,6 +113,10 @@ async def test_without_copies_a_lost_node_is_restored_from_the_store(
         await assert_exact(gang, 24)
 
 
+def list_on_disks(folder: Path) -> list[str]:
+    return [path.name for path in folder.glob("disk-*/*/*") if path.name != LOCK]
+
+
 async def test_saves_on_the_nodes_disks_outlive_every_pod(tmp_path: Path, reads: Reads) -> None:
     """Each slot has a disk of its own, so it needs the others' disks for their parts."""
     gang = a_gang(tmp_path, peer_bandwidth=0)
@@ -125,6 +130,7 @@ async def test_saves_on_the_nodes_disks_outlive_every_pod(tmp_path: Path, reads:
         await gang.until(lambda s: s.committed and s.committed.step == 12 and s.good)
         await gang.until(lambda s: gang.shown().count("event=copied") == 3)
         reads.keys.clear()
+        assert list_on_disks(tmp_path)
         await lose_all(gang, 0, 1, 2)
         await gang.until(lambda s: s.epoch == 2 and s.running)
         assert [key for key in reads.of_checkpoints if key.startswith("chunks/")] == []
@@ -132,6 +138,7 @@ async def test_saves_on_the_nodes_disks_outlive_every_pod(tmp_path: Path, reads:
         assert sources == [{"disk": 1, "peer": 2}] * 3
         await gang.reports()
         await assert_exact(gang, 24)
+        assert list_on_disks(tmp_path) == [], "nobody needs them once the run has reached its end"
 
 
 async def test_where_no_pod_has_room_for_copies_training_goes_on_without(

@@ -121,6 +121,14 @@ class Copies:
         """The newest step whose save is also on the node's disk; 0: none."""
         return self._to_disk.copied if self._to_disk else 0
 
+    async def clear_disk(self) -> None:
+        """Delete this pod's copies on the node's disk, because the run has reached its end."""
+        if self._to_disk is not None:
+            await self._to_disk.close()
+        if self._disk is not None:
+            with contextlib.suppress(OSError):  # they cost room, nothing else
+                await self._disk.drop(self._owner)
+
     async def close(self) -> None:
         for copier in (self._to_peer, self._to_disk):
             if copier is not None:

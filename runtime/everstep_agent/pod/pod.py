@@ -139,6 +139,10 @@ class Pod:
         }
         return {place: step for place, step in found.items() if step > self.memory.committed}
 
+    async def clear_disk(self) -> None:
+        """As `Copies.clear_disk`."""
+        await self._copies.clear_disk()
+
     async def close(self) -> None:
         await self._restorer.close()
         await self._share_reader.close()
