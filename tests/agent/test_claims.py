@@ -3,15 +3,19 @@ new processes.
 """
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
+from agent.a_run import ARun
 from agent.a_term import a_term
 from agent.given import a_claim, a_report, an_epoch, ended, wanting
 from everstep_agent.coordinator import regroup
+from everstep_agent.coordinator.coordinator import Coordinator
 from everstep_agent.coordinator.gather import gather
 from everstep_agent.coordinator.term import Term
-from everstep_contract import log
+from everstep_agent.peers.group_store import GroupStore
+from everstep_contract import log, report
 
 EPOCH = an_epoch(3)
 FIRST = a_claim(1, token=EPOCH.token, members=tuple(i for m in EPOCH.members for i in m.ids()))
@@ -71,3 +75,29 @@ async def test_a_claim_names_the_workers_that_are_ready_when_the_log_has_been_re
     assert epoch is not None
     assert [m.lives for m in epoch.members] == [(1,), (2,)]
     await term.close()
+
+
+async def test_a_run_none_of_whose_checkpoints_can_be_read_does_not_begin_again_at_step_0(
+    tmp_path: Path,
+) -> None:
+    """Perhaps an older version of Everstep cannot read them: the run is left as it is."""
+    term = a_term(wanting(1), job="default/job", run="default/job")
+    run = ARun(term.context.store, tmp_path)
+    await run.claim(1, job_uid="former")
+    for step in (2, 4):
+        await run.save(step)
+    for commit in run.log.commits:
+        await run.store.put(commit.manifest, b"{}")
+    coordinator = Coordinator(term.context, None, wanting(1), GroupStore())
+    await coordinator._open()
+    gathering = asyncio.create_task(gather(coordinator.term, "Start"))
+    await asyncio.sleep(0)
+    coordinator.term.take(a_report(0, joined=coordinator.term.state.round))
+    assert await asyncio.wait_for(gathering, 10) is None
+    end = coordinator.term.state.end
+    assert end
+    assert end.cause == report.Cause.STORE.value
+    newest = run.log.commits[-1].manifest
+    assert f"none of the run's checkpoints can be read: {newest} was changed" in end.message
+    assert await run.log.refresh() == (), "no claim gives up a checkpoint"
+    await coordinator.close()

@@ -7,6 +7,7 @@ could not rebuild: the run log is in the store, and the agents report their work
 
 import asyncio
 from collections.abc import Collection
+from functools import partial
 
 from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.checkpoint.restore import Fetcher
@@ -119,19 +120,22 @@ class Coordinator:
         await fence.check_fence(self.term)
 
     async def _read_spent_time(self) -> None:
+        """Read the seconds from the newest manifest that can be read. The others are passed over here,
+        because a claim that continues from such a checkpoint would give up all later ones.
+        """
         term = self.term
-        commit = term.newest_commit()
-        if commit is None:
-            return
-        try:
-            near = Fetcher(term.context.store, term.context.memory)
-            manifest, _ = await term.persist(lambda: near.find_manifest(commit))
+        near = Fetcher(term.context.store, term.context.memory)
+        while (commit := term.newest_commit()) is not None:
+            try:
+                manifest, _ = await term.persist(partial(near.find_manifest, commit))
+            except Broken as error:
+                term.line.say("manifest_broken", manifest=commit.manifest, message=str(error))
+                term.change(term.state.pass_over(commit.manifest, str(error)))
+                continue
             claim = next((c for c in term.run_log.claims if c.token == commit.token), None)
             same = claim is not None and claim.job_uid == term.settings.job_uid
             term.carried = read_spent_time(manifest, same_job=same)
-        except Broken as error:
-            term.line.say("manifest_broken", manifest=commit.manifest, message=str(error))
-            term.change(term.state.pass_over(commit.manifest))
+            return
 
     async def _run_epochs(self) -> None:
         term = self.term

@@ -176,6 +176,9 @@ def stop_here(term: Term) -> None:
 async def _claim(term: Term, turn: Round, cause: str) -> EpochLevel | rounds.Wait:
     await claim_behind.settle(term)
     await term.persist(term.run_log.refresh)
+    if lost := _why_unreadable(term):
+        term.end(report.Cause.STORE, lost)
+        return rounds.Wait(reason="Unreadable", message=lost)
     start = _decide(term, turn)  # again, because a save or the store may have taken long
     if isinstance(start, rounds.Wait):
         return start
@@ -191,6 +194,21 @@ async def _claim(term: Term, turn: Round, cause: str) -> EpochLevel | rounds.Wai
         term.change(term.state.burn_round(number))
         return rounds.Wait(reason="Overtaken", message=overtaken)
     return _begin_epoch(term, claim, start, commit)
+
+
+def _why_unreadable(term: Term) -> str:
+    """Why the run cannot be continued although it has checkpoints; empty: it can. To begin again at
+    step 0 would give all of them up, and they may only need another version, or a repaired store.
+    """
+    if term.newest_commit() is not None or term.run_log.index.newest_resumable is None:
+        return ""
+    first, *more = term.state.broken.values()
+    return (
+        f"none of the run's checkpoints can be read: {first}"
+        + (f" (and {len(more)} more)" if more else "")
+        + ". None was deleted: repair the store, use the version of Everstep that wrote them, or start"
+        " another run (checkpoint.run, --run)"
+    )
 
 
 def _judge(term: Term, number: int, start: rounds.Start, cause: str) -> log.Claim | rounds.Wait:

@@ -230,7 +230,7 @@ def _settle(term: Term, found: Break, stood: postmortem.Nothing) -> None:
     """Count and report the lost steps, and end the job if the cause requires it."""
     if found.cause == "CheckpointBroken" and term.running.commit:
         broken = term.running.commit.manifest
-        term.change(term.state.pass_over(broken).note(found.text))
+        term.change(term.state.pass_over(broken, found.text).note(found.text))
     commit = term.newest_commit()
     step = commit.step if commit else 0
     lost = max(0, stood.target - step)

@@ -5,6 +5,7 @@ What agents and operator read is derived from it. It is soft state: what must ou
 coordinator is in the run log, or is reported again by the agents.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -53,8 +54,8 @@ class JobState:
     incidents: Incidents = field(default_factory=Incidents)
     left: tuple[levels.Left, ...] = ()
     strike: Strike = field(default_factory=Strike)
-    broken: frozenset[str] = frozenset()
-    """Manifests of checkpoints that could not be restored."""
+    broken: Mapping[str, str] = field(default_factory=dict)
+    """Manifests of checkpoints that could not be restored → why."""
     notes: tuple[str, ...] = ()
     faults: tuple[CoordinatorFault, ...] = ()
     """Faults of the job's coordinators so far (`faults.py`)."""
@@ -190,9 +191,9 @@ class JobState:
     def strike_step(self, cause: str, step: int, fault: str = "") -> "JobState":
         return replace(self, strike=Strike(cause=cause, step=step, fault=fault))
 
-    def pass_over(self, manifest: str) -> "JobState":
+    def pass_over(self, manifest: str, why: str) -> "JobState":
         """Skips a checkpoint that cannot be restored: the run continues from the one before it."""
-        return replace(self, broken=self.broken | {manifest})
+        return replace(self, broken={**self.broken, manifest: why})
 
     def note(self, *texts: str) -> "JobState":
         return replace(self, notes=(*self.notes, *texts)[-NOTES:])
