@@ -90,16 +90,23 @@ class SlowStore(UnreliableStore):
         await asyncio.sleep(1.2)
         return await super().get(key)
 
+    async def list(self, prefix: str = "") -> list[str]:
+        await asyncio.sleep(1.2)
+        return await super().list(prefix)
 
-async def test_a_try_that_moves_a_chunk_may_last_longer_than_the_deadline() -> None:
-    """Otherwise each try would be cut and begun again, and no chunk would ever arrive."""
+
+async def test_a_try_that_moves_a_chunk_or_lists_many_keys_may_last_longer_than_the_deadline() -> (
+    None
+):
+    """Otherwise each try would be cut and begun again, and no chunk or list would ever arrive."""
     slow = SlowStore(open_store("memory://", "", {}))
     store, waits = retrying(slow, deadline_s=1.0)
     await slow.inner.put("a", b"x" * 100)
     small = asyncio.ensure_future(store.put("c", b"x"))
-    _, (size, _) = await asyncio.gather(
-        store.put("b", bytes(2 * SLOWEST)), store.stream("a", hashlib.sha256)
+    _, (size, _), keys = await asyncio.gather(
+        store.put("b", bytes(2 * SLOWEST)), store.stream("a", hashlib.sha256), store.list()
     )
     assert (size, waits) == (100, [])
+    assert "a" in keys
     with pytest.raises(Unreachable, match="did not complete a request within 1 s"):
         await small

@@ -37,6 +37,13 @@ class Patience:
         """
         return self.deadline_s * 2.2
 
+    @property
+    def longest_list_s(self) -> float:
+        """For one try that lists: any number of pages of 1,000 keys. A server that sends no page is
+        given up much earlier (`STALL_SECONDS`).
+        """
+        return self.deadline_s * 60
+
 
 def choose_delay(tries: int, patience: Patience, chance: float) -> float:
     """Seconds before try number `tries + 1`; `chance` in [0, 1) spreads the callers."""
@@ -93,7 +100,7 @@ class Retrying:
         )
 
     async def list(self, prefix: str = "") -> list[str]:
-        return await self._again(lambda: self._inner.list(prefix))
+        return await self._again(lambda: self._inner.list(prefix), self._patience.longest_list_s)
 
     async def delete(self, key: str) -> None:
         await self._again(lambda: self._inner.delete(key))
