@@ -17,6 +17,7 @@ def test_a_run_lies_below_its_uri() -> None:
     address = parse_uri("s3://bucket/team/a/", "default/byte-lm")
     assert (address.bucket, address.prefix) == ("bucket", "team/a/default/byte-lm")
     assert parse_uri("file:///data/runs", "r").uri == "file:///data/runs/r"
+    assert parse_uri("file:///data/try%233").bucket == "/data/try#3"
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,8 @@ def test_a_run_lies_below_its_uri() -> None:
         ("s3://b/p", "a b", "checkpoint.run"),
         ("s3://b/../c", "r", "'..'"),
         ("s3://[x", "r", "s3://[x"),
+        ("s3://b/p?region=eu", "r", "what follows ? or #"),
+        ("file:///data/try#3", "r", "write %3F and %23"),
     ],
 )
 def test_an_address_that_cannot_be_used_is_named(uri: str, run: str, named: str) -> None:

@@ -58,6 +58,11 @@ def parse_uri(uri: str, run: str = "") -> Address:
     if parts.scheme not in SCHEMES:
         expected = ", ".join(f"{s}://" for s in SCHEMES[:-1])
         raise BadAddress(f"checkpoint.uri (--store) {uri!r}: it must begin with one of {expected}")
+    if parts.query or parts.fragment:
+        raise BadAddress(
+            f"checkpoint.uri (--store) {uri!r}: what follows ? or # has no meaning here; leave it out (in"
+            " the name of a folder write %3F and %23)"
+        )
     if run:
         check_key(run, "checkpoint.run (--run; by default the script's name)")
     below = unquote(parts.path)
