@@ -43,6 +43,12 @@ async def test_the_list_is_newest_first_and_says_why_the_epoch_began(
     assert "not finished, last written by default/job" in fork.build_table(catalog)
 
 
+async def test_an_address_at_which_no_run_is_is_said_to_have_none(store: UnreliableStore) -> None:
+    """It is often that of a store, without the run's name."""
+    with pytest.raises(fork.CannotFork, match="there is no run; give the address STORE/NAME"):
+        await fork.list_checkpoints(store)
+
+
 async def test_a_fork_goes_on_from_the_older_checkpoint_and_its_ledger_is_whole(
     store: UnreliableStore, target: ObjectStore, tmp_path: Path
 ) -> None:

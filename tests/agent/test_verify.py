@@ -65,7 +65,7 @@ async def test_a_run_without_a_checkpoint_proves_nothing(
     bad_day: UnreliableStore, tmp_path: Path
 ) -> None:
     empty = await verify.verify_run(bad_day)
-    assert "the run log is empty" in empty.problems[0]
+    assert "there is no run; give the address STORE/NAME" in empty.problems[0]
     assert verify.exit_code(empty) == 1
     await ARun(bad_day, tmp_path).claim(1)
     assert "no checkpoint yet" in (await verify.verify_run(bad_day)).problems[0]

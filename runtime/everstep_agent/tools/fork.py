@@ -30,7 +30,7 @@ CONCURRENCY = 4
 
 
 class CannotFork(Exception):
-    """There is no such checkpoint, or the new run's address is not empty."""
+    """There is no such run or checkpoint, or the new run's address is not empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +69,8 @@ class Forked:
 
 
 async def list_checkpoints(store: ObjectStore) -> Catalog:
-    """List the checkpoints from the run log alone. Raises `StoreError`."""
-    run_log = RunLog(store)
-    await run_log.refresh()
+    """List the checkpoints from the run log alone. Raises `CannotFork`, `StoreError`."""
+    run_log = await _open_run(store)
     pins = run_log.index.pins
     causes = {c.epoch: c.cause for c in run_log.claims}
     listed = tuple(
@@ -96,17 +95,25 @@ async def list_checkpoints(store: ObjectStore) -> Catalog:
     )
 
 
+async def _open_run(store: ObjectStore) -> RunLog:
+    """Raises `CannotFork`: nothing was written at this address, perhaps because it is that of a store."""
+    run_log = RunLog(store)
+    await run_log.refresh()
+    if not run_log.entries:
+        raise CannotFork(f"{store.uri}: there is no run; give the address STORE/NAME of a run")
+    return run_log
+
+
 async def fork_run(store: ObjectStore, target: ObjectStore, step: int) -> Forked:
     """Copy the checkpoint of `step` to `target` and begin a run log there.
 
     Raises:
-        CannotFork: there is no such checkpoint, or another run is at `target`.
+        CannotFork: there is no such run or checkpoint, or another run is at `target`.
         Broken: the manifest or a chunk is missing or was changed; the checkpoint may have been
             retired meanwhile.
         StoreError: a store failed to answer.
     """
-    run_log, other = RunLog(store), RunLog(target)
-    await run_log.refresh()
+    run_log, other = await _open_run(store), RunLog(target)
     await other.refresh()
     commit = choose_commit(run_log.index, step)
     entries = build_log(run_log.index, commit)

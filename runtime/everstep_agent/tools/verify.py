@@ -122,7 +122,11 @@ async def _verify_newest(store: ObjectStore, *, state: bool) -> Verified | None:
         return Verified(run=store.uri, problems=(str(error),))
     commit = log.index.newest_resumable
     if commit is None:
-        text = "the run log is empty" if not log.entries else "the run has no checkpoint yet"
+        text = (
+            "there is no run; give the address STORE/NAME of a run"
+            if not log.entries
+            else "the run has no checkpoint yet"
+        )
         return Verified(run=store.uri, problems=(f"{store.uri}: {text}",))
     try:
         manifest = await fetch_manifest(store, commit)
