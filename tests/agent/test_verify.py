@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,9 @@ from agent.retiring import RetiringStore
 from agent.unreliable import UnreliableStore
 from everstep_agent.storage import open_store
 from everstep_agent.tools import proof, verify
+from everstep_contract.ledger import LedgerEntry
 from everstep_contract.log import Done
+from everstep_contract.manifest import LedgerSegment, Manifest
 
 
 @pytest.fixture
@@ -93,6 +96,23 @@ async def test_an_end_beyond_the_newest_checkpoint_is_a_problem(
     await run.log.append(Done(epoch=1, token=claimed.token, step=6))
     verified = await verify.verify_run(bad_day)
     assert verified.problems == ("the run ended at step 6, its newest checkpoint is step 4",)
+
+
+class Counted(list[LedgerEntry]):
+    walks = 0
+
+    def __iter__(self) -> Iterator[LedgerEntry]:
+        self.walks += 1
+        return super().__iter__()
+
+
+def test_a_long_ledger_is_walked_once_for_the_table_however_many_segments_it_has() -> None:
+    segments = tuple(LedgerSegment(epoch=n, first=n, last=n, chunk="c") for n in range(1, 9))
+    ledger = Counted(entry(n, epoch=n) for n in range(1, 9))
+    manifest = Manifest(run="r", epoch=8, step=8, writer="w", world=1, ledger=segments)
+    epochs = proof.build_epochs(manifest, ledger, [])
+    assert [(e.epoch, e.samples) for e in epochs] == [(n, 4) for n in range(1, 9)]
+    assert ledger.walks == 1
 
 
 def test_each_step_must_stand_once() -> None:

@@ -68,14 +68,18 @@ def build_epochs(
 ) -> tuple[Segment, ...]:
     causes = {c.epoch: c.cause for c in claims}
     rows: dict[int, Segment] = {}
+    drawn: dict[int, dict[tuple[int, str], int]] = {}
+    """Epoch → (step, feed) → samples; a second loop over a feed in a step uses the same ones."""
+    for e in entries:
+        drawn.setdefault(e.epoch, {})[e.step, e.feed] = len(e.samples)
+    samples = {epoch: sum(used.values()) for epoch, used in drawn.items()}
     for s in manifest.ledger:
         held = rows.get(s.epoch)
-        used = {(e.step, e.feed): len(e.samples) for e in entries if e.epoch == s.epoch}
         rows[s.epoch] = Segment(
             epoch=s.epoch,
             first=held.first if held else s.first,
             last=s.last,
             cause=causes.get(s.epoch, ""),
-            samples=sum(used.values()),
+            samples=samples.get(s.epoch, 0),
         )
     return tuple(rows.values())
