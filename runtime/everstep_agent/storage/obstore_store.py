@@ -191,13 +191,15 @@ class ObstoreStore:
 
 async def _read(answer: Any) -> bytes:
     """The body."""
-    return b"".join([bytes(part) async for part in _limited(answer.stream())])
+    parts = answer.stream(min_chunk_size=folders.PIECE_BYTES)
+    return b"".join([bytes(part) async for part in _limited(parts)])
 
 
 async def _stream(answer: Any, sink: Sink, run: Runner) -> int:
     """Feed the body to `sink`; returns its size in bytes."""
     size = 0
-    async for part in _limited(answer.stream()):
+    # obstore's own size, 10 MiB, takes a slow connection longer than the limit of a part.
+    async for part in _limited(answer.stream(min_chunk_size=folders.PIECE_BYTES)):
         # Not released here, because the thread may still read it after a cancellation.
         piece = memoryview(part)
         await run(sink.update, piece)
