@@ -6,6 +6,7 @@ If the run is in a local folder, its chunks are not copied.
 
 import asyncio
 import contextlib
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from everstep_agent.checkpoint.tiers import StoreTier
 from everstep_agent.runlog.log_index import LogIndex
 from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.storage.address import parse_uri
+from everstep_agent.storage.errors import Unreachable
 from everstep_agent.storage.store import ObjectStore
 from everstep_agent.tools.fork import choose_commit
 from everstep_contract import codec
@@ -109,9 +111,7 @@ async def _fetch(
     _require_objects(manifest, only)
     wanted = list_spans(manifest, only)
     chunks = [c for c in manifest.chunks if c.digest in wanted]
-    slots = asyncio.Semaphore(CONCURRENCY)
-    found = await all_of(_bring(store, c, wanted[c.digest], folder, slots) for c in chunks)
-    places = Places(chunks={c.digest: place for c, place in zip(chunks, found, strict=True)})
+    places = Places(chunks=await _bring_all(store, chunks, wanted, folder))
     for name, document in ((MANIFEST_NAME, manifest), (PLACES_NAME, places)):
         await asyncio.to_thread(replace_file, folder / name, codec.dumps(document))
     return Fetched(
@@ -133,15 +133,35 @@ def _require_objects(manifest: Manifest, only: tuple[str, ...]) -> None:
         )
 
 
-async def _bring(
-    store: ObjectStore, chunk: Chunk, spans: Spans, folder: Path, slots: asyncio.Semaphore
-) -> Place:
-    async with slots:
-        here = _find_file(store.uri, chunk.key)
-        path = here or folder / chunk.digest
-        create = None if here else partial(NewFile, path)
-        sums = await download(StoreTier(store), chunk, spans, create)
-        return Place(path=str(path), start=0, bytes=chunk.bytes, sums=sums)
+async def _bring_all(
+    store: ObjectStore, chunks: Sequence[Chunk], spans: Mapping[str, Spans], folder: Path
+) -> dict[str, Place]:
+    """Bring the chunks, by digest. A slow connection may deliver none of several in time, so those that
+    are left are then brought one after the other.
+    """
+    found: dict[str, Place] = {}
+
+    async def bring(chunk: Chunk, slots: asyncio.Semaphore) -> None:
+        async with slots:
+            found[chunk.digest] = await _bring(store, chunk, spans[chunk.digest], folder)
+
+    async def bring_rest(at_once: int) -> None:
+        slots = asyncio.Semaphore(at_once)
+        await all_of(bring(chunk, slots) for chunk in chunks if chunk.digest not in found)
+
+    try:
+        await bring_rest(CONCURRENCY)
+    except Unreachable:
+        await bring_rest(1)
+    return found
+
+
+async def _bring(store: ObjectStore, chunk: Chunk, spans: Spans, folder: Path) -> Place:
+    here = _find_file(store.uri, chunk.key)
+    path = here or folder / chunk.digest
+    create = None if here else partial(NewFile, path)
+    sums = await download(StoreTier(store), chunk, spans, create)
+    return Place(path=str(path), start=0, bytes=chunk.bytes, sums=sums)
 
 
 def _find_file(uri: str, key: str) -> Path | None:
