@@ -1,5 +1,6 @@
 """Pinned checkpoints: which name a commit gets, what retention keeps, and how a name is removed."""
 
+import io
 import json
 from pathlib import Path
 
@@ -8,14 +9,19 @@ import pytest
 from agent.a_run import ARun, claim, commit, read_alone
 from agent.gang import Gang, assert_exact
 from agent.unreliable import UnreliableStore
+from everstep_agent import logline
+from everstep_agent.checkpoint.commit import Committer
 from everstep_agent.checkpoint.manifests import fetch_manifest
+from everstep_agent.checkpoint.parts import Part
 from everstep_agent.checkpoint.pin_rules import NoPin, build_unpin, find_pinned
 from everstep_agent.checkpoint.retention import Retention
 from everstep_agent.checkpoint.retention_rules import choose_retired
 from everstep_agent.coordinator import due_saves
+from everstep_agent.coordinator.background import Background
 from everstep_agent.coordinator.pins import Pins
+from everstep_agent.coordinator.saves import Saves
 from everstep_agent.runlog.log_index import LogIndex
-from everstep_agent.runlog.run_log import RunLog
+from everstep_agent.runlog.run_log import Appended, RunLog
 from everstep_agent.storage import ObjectStore, open_store
 from everstep_agent.tools import fork
 from everstep_agent.tools import pins as tool
@@ -94,6 +100,21 @@ def test_a_name_is_used_once_even_if_it_was_given_up() -> None:
     assert note.startswith("step 8 is not pinned as first: the run has pinned step 2")
     assert pins.list_due(8, index) == []
     assert pins.ask(["first"], 2, index) == [], "a repeated request must not be reported"
+
+
+async def test_a_name_that_is_used_already_is_noted_once_not_once_for_each_rank() -> None:
+    store, line = open_store("memory://", "", {}), logline.Log(io.StringIO())
+    run_log = RunLog(store)
+    for made in a_log():
+        assert isinstance(await run_log.append(made), Appended)
+    saves = Saves(
+        Committer(store, run_log, "r"),
+        on_commit=lambda *_: None, background=Background(line), line=line,
+    )  # fmt: skip
+    for rank in range(4):
+        saves.add(Part(epoch=1, step=8, rank=rank, pins=("first",)))
+    (note,) = saves.notes
+    assert note.startswith("step 8 is not pinned as first")
 
 
 @pytest.mark.parametrize("name", ["a", "epoch-12", "0", "a" * 63])

@@ -199,7 +199,9 @@ class Saves:
         self._note(message if message.startswith(head) else f"{head}: {message}")
 
     def _note(self, *texts: str) -> None:
-        self.notes = (*self.notes, *(t for t in texts if t))[-NOTES:]
+        """Each text once: all ranks' parts may carry the same."""
+        new = dict.fromkeys(t for t in texts if t and t not in self.notes)
+        self.notes = (*self.notes, *new)[-NOTES:]
 
     async def close(self) -> None:
         if self._task is not None:
