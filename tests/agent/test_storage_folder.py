@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import os
 import subprocess
@@ -12,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from everstep_agent import aside
-from everstep_agent.storage import folder, obstore_store, open_store
+from everstep_agent.storage import folder, obstore_store, open_store, probe
 from everstep_agent.storage.address import parse_uri
-from everstep_agent.storage.errors import AlreadyExists, Unreachable
+from everstep_agent.storage.errors import AlreadyExists, NoAtomicCreate, Unreachable
+from everstep_agent.storage.retrying import Patience
 
 KEY = f"chunks/token/5/{'a' * 64}"
 
@@ -41,6 +43,25 @@ async def test_a_place_that_is_taken_leaves_no_staging_file(tmp_path: Path) -> N
     await store.put(KEY, b"third")
     assert await store.get(KEY) == b"third"
     assert list((tmp_path / "run" / ".staging").iterdir()) == []
+
+
+@pytest.mark.parametrize("answer", [errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV])
+async def test_a_file_system_without_hard_links_is_refused_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: int
+) -> None:
+    def link(path: Path, target: Path) -> None:
+        raise OSError(answer, os.strerror(answer), str(path), None, str(target))
+
+    monkeypatch.setattr(Path, "hardlink_to", link)
+    store = open_store(f"file://{tmp_path}", "run", {}, patience=Patience(deadline_s=0.1))
+    with pytest.raises(NoAtomicCreate, match="the file system of this folder has no hard links"):
+        await probe(store)
+    await store.put(KEY, b"x")
+    assert [p.name for p in list_files(tmp_path / "run")] == [Path(KEY).name]
+
+
+def list_files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 async def test_a_folder_that_hangs_keeps_no_thread_from_other_work(

@@ -8,11 +8,13 @@ writer may have created it a moment ago. A killed writer leaves a file only in t
 where there are no keys.
 """
 
+import errno
 import os
 import secrets
 import stat
 from pathlib import Path
 
+from everstep_agent.storage.errors import Unsupported
 from everstep_agent.storage.store import Sink
 
 STAGING = ".staging"
@@ -20,6 +22,8 @@ STALE_SECONDS = 3600.0
 """Age at which a staging file has no writer any more: writes are given up after two minutes."""
 PIECE_BYTES = 1 << 20
 _TRIES = 100
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV)
+"""What file systems without hard links answer; EXDEV: they have none between two folders."""
 
 
 def staging_key() -> str:
@@ -34,6 +38,7 @@ def publish(root: Path, staged: str, key: str, *, replace: bool) -> bool:
     """Give the object at `staged` its key. Returns False if the key exists and `replace` is false.
 
     Raises:
+        Unsupported: the file system has no hard links, and `replace` is false.
         OSError: `FileNotFoundError` if the staging file was removed in the meantime.
     """
     source, target = root / staged, root / key
@@ -125,6 +130,13 @@ def _link(source: Path, target: Path) -> bool:
         target.hardlink_to(source)
     except FileExistsError:
         return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        raise Unsupported(
+            f"cannot create {target}: the file system of this folder has no hard links"
+            f" ({os.strerror(error.errno)}); use a volume that has them, or an object store"
+        ) from None
     return True
 
 

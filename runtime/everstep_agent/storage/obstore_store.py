@@ -98,7 +98,8 @@ class ObstoreStore:
     async def _write_file(self, root: Path, key: str, body: bytes | memoryview, mode: Any) -> None:
         await self._sweep(root)
         staged = folders.staging_key()
-        await self._put(staged, body, "create")
+        # Not "create", for which obstore needs a hard link, too, and whose error does not say so.
+        await self._put(staged, body, "overwrite")
         replace = mode == "overwrite"
         try:
             done = await self._threads.run(folders.publish, root, staged, key, replace=replace)
