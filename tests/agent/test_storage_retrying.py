@@ -5,11 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.given import a_claim
 from agent.unreliable import UnreliableStore
+from everstep_agent.runlog.run_log import READ_AHEAD, RunLog
 from everstep_agent.storage import open_store
 from everstep_agent.storage.errors import AlreadyExists, Denied, NotFound, Unreachable
 from everstep_agent.storage.retrying import Patience, Retrying, choose_delay
 from everstep_agent.storage.store import SLOWEST
+from everstep_contract import log
 
 
 def retrying(inner: UnreliableStore, deadline_s: float = 5.0) -> tuple[Retrying, list[float]]:
@@ -110,3 +113,26 @@ async def test_a_try_that_moves_a_chunk_or_lists_many_keys_may_last_longer_than_
     assert "a" in keys
     with pytest.raises(Unreachable, match="did not complete a request within 1 s"):
         await small
+
+
+class FarStore(UnreliableStore):
+    """Counts the reads that are under way at the same time."""
+
+    under_way = most = 0
+
+    async def get(self, key: str) -> bytes:
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        await asyncio.sleep(0.001)
+        self.under_way -= 1
+        return await super().get(key)
+
+
+async def test_a_long_log_is_read_with_as_many_requests_at_once_as_its_reader_makes() -> None:
+    """Every start, and every change of the coordinator, waits for it."""
+    far = FarStore(open_store("memory://", "", {}))
+    for place in range(4 * READ_AHEAD):
+        await far.inner.create(log.key(place), log.encode(a_claim(place + 1)))
+    run_log = RunLog(Retrying(far))
+    assert len(await run_log.refresh()) == 4 * READ_AHEAD
+    assert far.most == READ_AHEAD

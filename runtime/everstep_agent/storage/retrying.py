@@ -22,6 +22,11 @@ DOUBTED = 3
 that empties the folder (measured), and permissions that were just granted take a moment to apply.
 """
 
+READS = 32
+"""The most reads at once: those of the run log's entries, which are small (`RunLog`). Readers of chunks
+have lower limits of their own.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
@@ -72,7 +77,7 @@ class Retrying:
         self._sleep = sleep
         self._chance = chance
         self.trouble: StoreError | None = None
-        self._writes, self._reads = Window(), Window()
+        self._writes, self._reads = Window(), Window(READS)
 
     @property
     def uri(self) -> str:
