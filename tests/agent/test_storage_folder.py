@@ -35,6 +35,23 @@ async def test_content_is_on_disk_before_its_key_and_each_folder_above_it_after(
     assert folders == [str(p) for p in above[1 : above.index(run) + 1]]
 
 
+def test_the_folder_above_the_store_need_not_be_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a shared disk everybody may have a folder, and nobody may list them (mode 0711)."""
+    hidden, opened = str(tmp_path), os.open
+
+    def refuse(path: str | Path, *rest: int) -> int:
+        if str(path) == hidden:
+            raise PermissionError(errno.EACCES, "Permission denied", hidden)
+        return opened(path, *rest)
+
+    (tmp_path / "mine").mkdir()
+    monkeypatch.setattr(os, "open", refuse)
+    open_store(f"file://{tmp_path}/mine", "ns/run", {})
+    assert (tmp_path / "mine" / "ns" / "run").is_dir()
+
+
 async def test_a_place_that_is_taken_leaves_no_staging_file(tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}", "run", {})
     await store.create(KEY, b"first")

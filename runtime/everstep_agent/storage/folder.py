@@ -8,6 +8,7 @@ writer may have created it a moment ago. A killed writer leaves a file only in t
 where there are no keys.
 """
 
+import contextlib
 import errno
 import os
 import secrets
@@ -86,9 +87,11 @@ def make(base: Path, folder: Path) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     for parent in folder.parents:
-        _sync(parent)
         if parent == base.parent:
             break
+        _sync(parent)
+    with contextlib.suppress(PermissionError):  # others' folders may be hidden, as on a shared disk
+        _sync(base.parent)
 
 
 def sweep(root: Path) -> None:
