@@ -4,6 +4,7 @@ nearest tier that holds it.
 
 import asyncio
 import io
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -90,6 +91,30 @@ def an_upload_queue(
         ),
         logline.Log(io.StringIO()),
     )
+
+
+async def test_the_event_loop_does_not_wait_for_the_memory_of_older_saves_to_be_freed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes the kernel a tenth of a second and more for each GiB."""
+    deleted, began, unlink = list[threading.Thread](), threading.Event(), Path.unlink
+
+    def note(path: Path, missing_ok: bool = False) -> None:
+        deleted.append(threading.current_thread())
+        began.set()
+        unlink(path, missing_ok)
+
+    memory = MemoryTier(tmp_path / "restore")
+    await memory.keep(OWNER, [a_save(BODY, step=3)], 0)
+    await memory.put(a_chunk(), BODY)
+    monkeypatch.setattr(Path, "unlink", note)
+    memory.note_commit(4)
+    assert not await memory.list()
+    await asyncio.to_thread(began.wait, 10)
+    assert threading.current_thread() not in deleted
+    for thread in deleted:
+        await asyncio.to_thread(thread.join, 10)
+    assert [p.name for p in (tmp_path / "restore").iterdir()] == ["chunks"]
 
 
 async def test_a_chunk_is_found_where_it_still_is(tmp_path: Path) -> None:

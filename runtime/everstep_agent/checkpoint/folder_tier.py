@@ -5,6 +5,8 @@ import contextlib
 import errno
 import fcntl
 import os
+import secrets
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -125,10 +127,28 @@ class FolderTier:
             self._change(lambda notes: {})
 
     def forget_before(self, step: int) -> None:
-        """Delete the saves of older steps. If that fails, a later call deletes them."""
+        """Delete the saves of older steps. If that fails, a later call deletes them.
+
+        Another thread frees their memory: that takes 0.1 s and more for each GiB, and an agent's event
+        loop waits for this call.
+        """
         with contextlib.suppress(OSError):
             if self.folder.is_dir():
-                self._change(lambda notes: drop_before(notes, step))
+                self._change(lambda notes: drop_before(notes, step), self._set_aside)
+                if self._aside.is_dir():
+                    threading.Thread(target=_empty, args=(self._aside,), daemon=True).start()
+
+    @property
+    def _aside(self) -> Path:
+        """The folder of the files that are about to be deleted."""
+        return self.folder.with_name(f"{self.folder.name}.gone")
+
+    def _set_aside(self, path: Path) -> None:
+        try:
+            self._aside.mkdir(exist_ok=True)
+            path.rename(self._aside / secrets.token_hex(8))
+        except OSError:  # perhaps the thread has just removed that folder
+            _delete(path)
 
     def read_notes(self) -> dict[str, Note]:
         """The notes of this run, by owner."""
@@ -151,7 +171,7 @@ class FolderTier:
             new.file.write(body)
             new.publish()
 
-    def _change(self, change: Change) -> None:
+    def _change(self, change: Change, remove: Callable[[Path], None] | None = None) -> None:
         make_folder(self.folder, sync=self._sync)
         with _locked(self.folder / LOCK):
             before = self.read_notes()
@@ -159,16 +179,29 @@ class FolderTier:
             for owner, note in after.items():
                 if before.get(owner) != note:
                     replace_file(self.folder / f"{owner}{NOTE}", codec.dumps(note), sync=self._sync)
-            self._clear({f"{owner}{NOTE}" for owner in after} | list_kept(after) | {LOCK})
+            kept = {f"{owner}{NOTE}" for owner in after} | list_kept(after) | {LOCK}
+            self._clear(kept, remove or _delete)
 
-    def _clear(self, kept: Collection[str]) -> None:
+    def _clear(self, kept: Collection[str], remove: Callable[[Path], None]) -> None:
         """Delete everything but `kept`, to free memory at once. A worker that still maps a deleted
         file keeps its bytes until the worker ends.
         """
         for path in self.folder.iterdir():
             whole = path.name.partition(".")[0] if path.name.endswith(PART) else path.name
             if whole not in kept:
-                path.unlink(missing_ok=True)
+                remove(path)
+
+
+def _delete(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def _empty(folder: Path) -> None:
+    """Delete all files in a folder, and the folder if nobody has added another one meanwhile."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            _delete(path)
+        folder.rmdir()
 
 
 def is_name(digest: str) -> bool:
