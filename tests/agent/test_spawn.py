@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import socket
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -90,6 +91,28 @@ async def test_a_death_is_noticed_with_its_signal_and_counts_as_proof(given: Fix
     assert worker.state is State.DEAD
     assert worker.exit_text() == "killed by signal 9 (SIGKILL)"
     assert workers.ended_lives()[0].life == 1
+
+
+async def test_a_death_is_reported_before_the_memory_of_its_copies_is_free(
+    given: Fixture, monkeypatch: pytest.MonkeyPatch
+):
+    workers = await given.open(IDLE)
+    slot = given.memory / "staging" / f"slot-{workers.fresh[0].pid}-1"
+    slot.parent.mkdir(exist_ok=True)
+    slot.write_bytes(b"x")
+    unlink, reported = Path.unlink, threading.Event()
+
+    def free(path: Path, missing_ok: bool = False) -> None:
+        if path == slot:
+            assert reported.wait(20)  # on the agent's event loop it would wait in vain
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", free)
+    os.kill(workers.fresh[0].pid, signal.SIGKILL)
+    await given.death()
+    assert slot.exists()
+    reported.set()
+    await until(lambda: not slot.exists())
 
 
 async def test_what_a_worker_staged_in_an_epoch_is_not_known_of_in_the_next(given: Fixture):

@@ -3,6 +3,8 @@
 import contextlib
 import os
 import secrets
+import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 PART = ".part"
@@ -52,6 +54,21 @@ class NewFile:
         with contextlib.suppress(OSError):  # what could not be written is lost anyway
             self.file.close()
         self._part.unlink(missing_ok=True)
+
+
+def delete_beside(paths: Iterable[Path]) -> None:
+    """Delete these files in another thread: to free the memory of a large one takes the kernel a tenth
+    of a second and more for each GiB.
+    """
+    found = list(paths)
+    if found:
+        threading.Thread(target=_delete_all, args=(found,), daemon=True).start()
+
+
+def _delete_all(paths: Iterable[Path]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def make_folder(path: Path, *, sync: bool = False) -> None:

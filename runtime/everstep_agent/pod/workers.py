@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep_agent import logline
+from everstep_agent.checkpoint.files import delete_beside
 from everstep_agent.peers.agent_report import Ended, State
 from everstep_agent.pod import exiting, output, spawn, worker_socket
 from everstep_agent.pod.worker import Worker
@@ -425,8 +426,8 @@ class WorkerSet:
         worker.state = State.DEAD
         self.over[worker.local].add(worker.life)
         worker.page.close()
-        for path in (Path(worker.page_path), *self._list_slots(worker)):
-            path.unlink(missing_ok=True)
+        Path(worker.page_path).unlink(missing_ok=True)
+        delete_beside(self._list_slots(worker))  # the other ranks wait for the report of this death
         if self.fresh.get(worker.local) is worker:
             self._forget_fresh(worker)
         self._events.on_death(worker)
