@@ -90,7 +90,8 @@ class Job:
 
         Accepts modules (not wrapped), optimizers, schedules, scalers, EMA copies, tensors, and
         every object with `state_dict` and `load_state_dict`. Random states and the position in the
-        data are saved without being named.
+        data are saved without being named. Track every optimizer of tracked parameters: otherwise
+        its `step` raises `Misuse`, because it would get no gradients or lose its state.
 
         Raises:
             Misuse: the object cannot be tracked, or training has begun.

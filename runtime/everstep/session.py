@@ -24,6 +24,7 @@ from everstep import (
     snapshot,
     spread,
     state,
+    untracked,
 )
 from everstep.asked_save import AskedSave
 from everstep.buffers import Buffers
@@ -227,6 +228,7 @@ class Session:
                 fixed=self.membership.why_fixed,
             )
         )
+        untracked.watch(self)
         self.settled = True
         self.membership.set_apart("")
 

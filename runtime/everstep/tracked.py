@@ -165,6 +165,14 @@ class Tracked:
             for name, refs in self._large.items()
         }
 
+    def may_hold_optimizers(self) -> bool:
+        """Whether the state of an object beside the optimizers may hold an optimizer's: it is the
+        script's own, or a module with a state_dict of its own.
+        """
+        known = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+        own = any(not isinstance(thing, known) for _, thing in self.of_kind("object"))
+        return own or any(not self.stays(name) for name, _ in self.of_kind("module"))
+
     def prepare_scalers(self, device: torch.device) -> None:
         """Make every GradScaler create its scale. It does so with the first loss, and a rank
         that has no micro-batch, or skips all of its own, has no loss.

@@ -357,3 +357,57 @@ def test_a_pin_that_cannot_be_a_name(trial: Trial) -> None:
     first_step(trial)
     with pytest.raises(Misuse, match=r"job.save: pin: 'Epoch 1' cannot name a checkpoint"):
         trial.job.save(pin="Epoch 1")
+
+
+def test_an_optimizer_that_is_not_tracked_and_trains_nothing(a_trial: Callable[..., Trial]) -> None:
+    """Two optimizers, and one was forgotten: its parameters would never get a gradient."""
+    trial = a_trial()
+    head = torch.nn.Linear(1, 1)
+    forgotten = torch.optim.SGD(head.parameters(), lr=0.1)
+    trial.job.track(model=trial.model, head=head, optimizer=trial.optimizer)
+    step = first_step(trial)
+    for inputs, wanted in step.batches(trial.data):
+        step.backward((head(trial.model(inputs)) - wanted).square().mean())
+    trial.optimizer.step()
+    with pytest.raises(
+        Misuse, match=r"this SGD is not tracked.*head\.bias, head\.weight.*job\.track"
+    ):
+        forgotten.step()
+
+
+def test_an_optimizer_whose_state_would_be_lost(a_trial: Callable[..., Trial]) -> None:
+    trial = a_trial()
+    trial.optimizer = torch.optim.Adam(trial.model.parameters())
+    trial.job.track(model=trial.model)
+    with pytest.raises(Misuse, match=r"this Adam is not tracked.*begin without its state"):
+        trial.take(first_step(trial))
+
+
+def test_optimizers_that_need_not_be_tracked(a_trial: Callable[..., Trial]) -> None:
+    """One without state; one of a model that is not tracked; one within a tracked object."""
+
+    class Wrapped:
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.state_dict, self.load_state_dict = optimizer.state_dict, optimizer.load_state_dict
+
+    trial = a_trial()
+    trial.job.track(model=trial.model)
+    other = torch.nn.Linear(1, 1)
+    of_other = torch.optim.Adam(other.parameters())
+    other(torch.ones(1)).sum().backward()
+    step = first_step(trial)
+    trial.take(step)
+    of_other.step()
+
+    wrapping = a_trial()
+    wrapping.optimizer = torch.optim.Adam(wrapping.model.parameters())
+    wrapping.job.track(model=wrapping.model, optimizers=Wrapped(wrapping.optimizer))
+    wrapping.take(first_step(wrapping))
+
+
+def test_after_the_steps_any_optimizer_may_step(a_trial: Callable[..., Trial]) -> None:
+    trial = a_trial()
+    trial.track()
+    for step in trial.job.steps(until=1):
+        trial.take(step)
+    torch.optim.Adam(trial.model.parameters()).step()

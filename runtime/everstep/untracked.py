@@ -1,0 +1,66 @@
+"""Detects an optimizer that trains tracked parameters and is not tracked itself.
+
+Everstep hands gradients only to parameters that tracked optimizers hold, and saves only what is
+tracked. So such an optimizer trains nothing, or loses its state whenever a rank joins or restarts.
+"""
+
+import functools
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from everstep.errors import Misuse
+from everstep.rewind import join_names
+from everstep.tracked import Tracked
+
+if TYPE_CHECKING:
+    from everstep.session import Session
+
+_sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
+
+
+def watch(session: "Session") -> None:
+    """From now on, check each optimizer that ends its step between an inner loop of a step of this
+    session and the moment at which that step counts as applied.
+    """
+    _sessions.add(session)
+    _register()
+
+
+@functools.cache
+def _register() -> None:
+    """Once for the process: torch calls the hook for every optimizer, after its step."""
+    register_optimizer_step_post_hook(_check)
+
+
+def _check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
+    for session in list(_sessions):
+        step = session.step
+        if step is None or step.mark is not None or not step.reductions:
+            continue
+        if problem := find_problem(session.tracked, optimizer):
+            raise Misuse(f"step {step.number}: {problem}")
+
+
+def find_problem(tracked: Tracked, optimizer: torch.optim.Optimizer) -> str:
+    """Describe what an optimizer that has just made a step fails to do because it is not tracked;
+    empty: nothing.
+    """
+    if any(thing is optimizer for _, thing in tracked.objects.values()):
+        return ""
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    own = {name: p for name, p in tracked.named_parameters().items() if id(p) in held}
+    trained = tracked.trained_parameters() if own else {}
+    idle = [n for n, p in own.items() if p.requires_grad and n not in trained and p.grad is None]
+    who = f"this {type(optimizer).__name__} is not tracked"
+    fix = "name it in job.track(optimizer=…), as every optimizer"
+    if idle:
+        names = join_names(idle)
+        return f"{who}, and no tracked one holds {names}, so it has no gradient to apply: {fix}"
+    if own and optimizer.state and not tracked.may_hold_optimizers():
+        return f"{who}, so a rank that joins or restarts would begin without its state: {fix}"
+    return ""
