@@ -54,6 +54,25 @@ async def test_the_deadline_ends_it_and_the_trouble_is_shown(bad_day: Unreliable
     assert len(waits) <= 3
 
 
+async def test_a_read_that_is_answered_does_not_end_the_trouble_of_a_write(
+    bad_day: UnreliableStore,
+) -> None:
+    """A store that is full takes reads: it is not back, and the status must not change with each read."""
+    shown: list[object] = []
+
+    async def sleep(_: float) -> None:
+        with pytest.raises(NotFound):
+            await store.get("nothing")
+        await store.list()
+        shown.append(store.trouble)
+
+    store = Retrying(bad_day, Patience(), sleep=sleep)
+    bad_day.lost_requests = 2
+    await store.put("a", b"x")
+    assert [str(error) for error in shown] == ["a: the request was lost"] * 2
+    assert store.trouble is None
+
+
 async def test_an_answer_that_will_not_change_is_not_asked_for_again(
     bad_day: UnreliableStore,
 ) -> None:

@@ -57,8 +57,7 @@ def choose_delay(tries: int, patience: Patience, chance: float) -> float:
 
 
 class Retrying:
-    """An `ObjectStore` that wraps another. `trouble` is the error that it is waiting out, for the
-    status; None: there is none.
+    """An `ObjectStore` that wraps another.
 
     Writes (`put`) and reads (`get`, `stream`) have a window each, so the run log's reader does not
     wait for uploads. The run log's entries (`create`) have none, so they wait for no chunks.
@@ -76,12 +75,22 @@ class Retrying:
         self._patience = patience or Patience()
         self._sleep = sleep
         self._chance = chance
-        self.trouble: StoreError | None = None
+        self._waiting: dict[object, StoreError] = {}
+        """Call that will be tried again → its last error."""
+        self._given_up: StoreError | None = None
+        """Error of the newest call that was given up, until the store answers any call."""
         self._writes, self._reads = Window(), Window(READS)
 
     @property
     def uri(self) -> str:
         return self._inner.uri
+
+    @property
+    def trouble(self) -> StoreError | None:
+        """The error that a call is waiting out, for the status; None: there is none. An answer to
+        another call does not end it: a store that is full takes reads.
+        """
+        return next(iter(self._waiting.values()), self._given_up)
 
     async def put(self, key: str, body: bytes | memoryview) -> None:
         await self._again(
@@ -115,28 +124,32 @@ class Retrying:
         Args:
             least_s: each try may take so long, whatever is left until the deadline.
         """
+        this = object()
+        try:
+            answer = await self._repeat(call, least_s, this)
+        except StoreError as error:
+            self._given_up = error if error.transient else None  # else it answered
+            raise
+        finally:
+            self._waiting.pop(this, None)
+        self._given_up = None
+        return answer
+
+    async def _repeat(self, call: Callable[[], Awaitable[T]], least_s: float, this: object) -> T:
         clock = asyncio.get_running_loop().time
         until = clock() + self._patience.deadline_s
         tries = 0
         while True:
             tries += 1
             try:
-                answer = await self._once(call, max(until - clock(), least_s))
+                return await self._once(call, max(until - clock(), least_s))
             except StoreError as error:
-                if isinstance(error, Denied) and tries <= DOUBTED:
-                    await self._sleep(choose_delay(tries, self._patience, self._chance()))
-                    continue
-                if not error.transient:
-                    self.trouble = None  # the store answered, so it is reachable
-                    raise
-                self.trouble = error
                 delay = choose_delay(tries, self._patience, self._chance())
-                if clock() + delay >= until:
-                    raise
-                await self._sleep(delay)
-            else:
-                self.trouble = None
-                return answer
+                if not (isinstance(error, Denied) and tries <= DOUBTED):
+                    if not error.transient or clock() + delay >= until:
+                        raise
+                    self._waiting[this] = error
+            await self._sleep(delay)
 
     async def _once(self, call: Callable[[], Awaitable[T]], left_s: float) -> T:
         try:
