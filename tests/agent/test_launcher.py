@@ -218,6 +218,17 @@ async def test_when_an_agent_ends_because_its_script_does_not_start_the_others_s
     run.launcher._memory.remove()
 
 
+def test_an_end_of_the_job_is_not_taken_for_a_script_that_does_not_start(tmp_path: Path) -> None:
+    """The first agent may end before the launcher has asked the coordinator again."""
+    run = Run(tmp_path)
+    run.launcher.reports[1] = report.ExitReport(
+        cause=report.Cause.MISUSE, message="rank 0: main returned after step 2", epoch=1, step=2
+    )
+    run.launcher._let_others_save()
+    assert run.said == []
+    run.launcher._memory.remove()
+
+
 async def test_an_agent_that_cannot_be_replaced_lets_the_others_save_and_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

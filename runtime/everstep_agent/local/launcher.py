@@ -160,7 +160,7 @@ class Launcher:
         """
         seen = self.seen
         told = seen.done or seen.failure is not None or seen.stopped is not None or seen.fenced
-        alone = any(r.cause in _FOUND_ALONE for r in self.reports.values())
+        alone = any(r.cause in _FOUND_ALONE and not r.epoch for r in self.reports.values())
         if alone and not told and self._stop is levels.Stop.NONE:
             self._say("an agent cannot start the script any more: the others save and stop")
             self._stop_run(levels.Stop.FINISH)
@@ -431,7 +431,9 @@ cluster.
 """
 
 _FOUND_ALONE = frozenset({report.Cause.SCRIPT_ERROR, report.Cause.MISUSE})
-"""Ends of the job that a single agent may find, before its worker joins the others."""
+"""Ends of the job that a single agent may find, before its worker joins the others; its report then
+names no epoch. A report with an epoch is the coordinator's: all agents end.
+"""
 
 
 def _lost_report(message: str) -> report.ExitReport:
