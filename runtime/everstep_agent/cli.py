@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from everstep_agent import line_writer
 from everstep_agent.command_line import build_parser, parse, split_arguments
+from everstep_agent.local.conclusion import INTERRUPTED
 from everstep_contract import env, report
 
 LAST_WORDS_SECONDS = 10.0
@@ -25,7 +26,11 @@ def main() -> NoReturn:
     _prepare_output()
     if sys.platform != "linux":
         leave(_refuse(f"it needs Linux, and this is {sys.platform}"))
-    leave(run(sys.argv[1:]))
+    try:
+        status = run(sys.argv[1:])
+    except KeyboardInterrupt:  # also before a run has begun to catch it
+        status = INTERRUPTED
+    leave(status)
 
 
 def _prepare_output() -> None:

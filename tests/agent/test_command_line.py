@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep_agent import command_line
+from everstep_agent import cli, command_line
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon"])
@@ -84,3 +84,17 @@ def test_a_script_with_a_name_that_no_run_can_have_is_refused_with_the_option_to
     assert done.returncode == 2
     assert "checkpoint.run (--run; by default the script's name) 'my train'" in done.stderr
     assert not (tmp_path / "everstep-store").exists()
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is the interpreter finalized, which may abort a process that reads from a store."""
+
+    def interrupted(argv: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    ended: list[int] = []
+    monkeypatch.setattr(cli, "run", interrupted)
+    monkeypatch.setattr(cli, "leave", ended.append)
+    monkeypatch.setattr(cli, "_prepare_output", lambda: None)
+    cli.main()
+    assert ended == [130]
