@@ -9,6 +9,7 @@ import json
 import os
 import re
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,6 +19,9 @@ QUARANTINES = "nodequarantines.everstep.dev"
 API = "/apis/everstep.dev/v1alpha1"
 PROGRAM = "EVERSTEP_KUBECTL"
 """Environment variable that names another kubectl than the one in PATH."""
+
+PAUSE_SECONDS = 1.0
+"""Between the end of a watch's connection and the next one."""
 
 
 _LOG_LINE = re.compile(r"[EWI]\d{4} ")
@@ -95,14 +99,30 @@ class Cluster:
 
     def watch(self, path: str, seconds: float) -> Iterator[tuple[str, Object]]:
         """Yield (type, object) for each change below `path` (with its query) until the time is
-        over. First comes an ADDED for each object that exists. The consumer may stop at any time.
+        over. First comes an ADDED for each object that exists, also after the connection was lost
+        (the API server was restarted, say). The consumer may stop at any time.
         """
+        until, begun = time.monotonic() + seconds, False
+        while (left := until - time.monotonic()) > 0:
+            try:
+                for event in self._watch_once(path, left):
+                    begun = True
+                    yield event
+            except ClusterError:
+                if not begun:
+                    raise
+            time.sleep(max(0.0, min(PAUSE_SECONDS, until - time.monotonic())))
+
+    def _watch_once(self, path: str, seconds: float) -> Iterator[tuple[str, Object]]:
+        """Until the server or the network ends the connection."""
         joint = "&" if "?" in path else "?"
         query = f"{path}{joint}watch=true&timeoutSeconds={max(1, round(seconds))}"
         child = self._start(("get", "--raw", query), False)
         assert child.stdout is not None
         try:
             for line in child.stdout:
+                if not line.endswith("\n"):
+                    break  # the connection was lost within it
                 event = json.loads(line)
                 if event["type"] == "ERROR":
                     raise ClusterError(str(event["object"].get("message")))

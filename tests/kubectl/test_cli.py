@@ -79,3 +79,36 @@ def test_without_matplotlib_the_picture_says_what_to_install(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(cluster.ClusterError, match="pip install matplotlib"):
         picture.save("tiny", (), str(tmp_path / "t.png"))
+
+
+@pytest.mark.parametrize("ends", ["exit 0", "echo 'unexpected EOF' >&2; exit 1"])
+def test_a_watch_goes_on_after_its_connection_was_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ends: str
+) -> None:
+    """The API server is restarted while a command waits: neither a wrong answer nor a traceback."""
+    program = tmp_path / "kubectl"
+    program.write_text(
+        f"""#!/bin/sh
+        if mkdir {tmp_path}/first 2>/dev/null; then
+            echo '{{"type": "ADDED", "object": {{"step": 1}}}}'; printf '{{"type": "MODI'; {ends}
+        fi
+        echo '{{"type": "ADDED", "object": {{"step": 2}}}}'; exec sleep 9
+        """
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv(cluster.PROGRAM, str(program))
+    monkeypatch.setattr(cluster, "PAUSE_SECONDS", 0.0)
+    steps = (job["step"] for _, job in cluster.Cluster().watch("/jobs", 60.0))
+    assert [next(steps), next(steps)] == [1, 2]
+    steps.close()
+
+
+def test_a_watch_that_cannot_begin_fails_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "kubectl"
+    program.write_text("#!/bin/sh\necho 'Error from server (Forbidden): no' >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv(cluster.PROGRAM, str(program))
+    with pytest.raises(cluster.ClusterError, match="Forbidden"):
+        next(cluster.Cluster().watch("/jobs", 60.0))
