@@ -1,5 +1,6 @@
 """The API of a training script: `main` gets a `Job`."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -315,7 +316,8 @@ class Job:
             )
         with self._aside(Where.EVALUATE, "evaluate"):
             self._park_if_broken()
-            numbers = torch.tensor(values, dtype=torch.float64, device=session.device)
+            plain = [v.item() if hasattr(v, "item") else float(v) for v in values]
+            numbers = torch.tensor(plain, dtype=torch.float64, device=session.device)
             membership = session.membership
             if membership.mesh.place_of(membership.rank) != 0:
                 numbers.zero_()
@@ -408,7 +410,8 @@ class Job:
 
 
 def require_numbers(values: tuple[Any, ...]) -> None:
-    """Check that the values are numbers; tensors of one number count, too. Raises `Misuse`."""
+    """Check that the values are numbers; tensors and arrays of one number count, too. Raises `Misuse`."""
     for value in values:
-        if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
+        text = isinstance(value, (str, bytes)) or not hasattr(value, "__float__")
+        if text or math.prod(getattr(value, "shape", ())) != 1:
             raise Misuse(f"job.sum({value!r}): it adds numbers; give sum, count as two numbers")

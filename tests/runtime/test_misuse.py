@@ -5,6 +5,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -210,6 +211,24 @@ def test_an_evaluation_that_goes_on_in_a_later_step(trial: Trial) -> None:
 def test_a_negative_limit(trial: Trial) -> None:
     with pytest.raises(Misuse, match="limit=-1"), trial.job.pause("export", limit=-1):
         pass
+
+
+@pytest.mark.parametrize("value", ["3", np.array([1.0, 2.0]), torch.ones(2), torch.ones(0)])
+def test_a_sum_of_something_else_than_numbers(trial: Trial, value: Any) -> None:
+    trial.take(first_step(trial))
+    with pytest.raises(Misuse, match="it adds numbers"):
+        trial.job.sum(value)
+
+
+def test_a_sum_of_arrays_and_tensors_of_one_number(trial: Trial) -> None:
+    trial.take(first_step(trial))
+    values = (
+        np.float32(1),
+        np.array([2.0]),
+        torch.ones(1, 1),
+        torch.tensor(4, requires_grad=False),
+    )
+    assert trial.job.sum(*values) == (1.0, 2.0, 1.0, 4.0)
 
 
 def test_nothing_tracked(a_trial: Callable[..., Trial]) -> None:
