@@ -31,6 +31,17 @@ def test_a_start_a_checkpoint_and_a_note_are_shown_once():
     assert terminal.describe_changes(later, later) == []
 
 
+def test_an_epoch_that_has_committed_before_it_is_seen_did_not_resume_from_that():
+    def begins(before: levels.CheckpointRef | None, epoch: int) -> str:
+        now = levels.CheckpointRef(epoch=epoch, step=70)
+        after = levels.Seen(run="r", epoch=epoch, committed=now)
+        return terminal.describe_changes(levels.Seen(run="r", committed=before), after)[0]
+
+    assert begins(None, 1) == "epoch 1: starts at step 0"
+    assert begins(AT, 2) == "epoch 2: resumes from step 50"
+    assert begins(None, 3) == "epoch 3: trains"
+
+
 def test_an_epoch_that_goes_on_in_place_is_told_from_one_that_resumes():
     first = levels.Seen(run="r", epoch=1, committed=AT)
     in_place = levels.Seen(run="r", epoch=2, committed=AT, in_place=True)

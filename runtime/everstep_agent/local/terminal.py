@@ -15,7 +15,7 @@ def is_start_slow(elapsed: float, seen: levels.Seen) -> bool:
 def describe_changes(before: levels.Seen, after: levels.Seen) -> list[str]:
     lines: list[str] = []
     if after.epoch != before.epoch and after.epoch:
-        lines.append(f"epoch {after.epoch}: {_resumes(after)}")
+        lines.append(f"epoch {after.epoch}: {_resumes(before, after)}")
     lines += _committed(before, after)
     lines += _incidents(before, after)
     lines += [f"note: {note}" for note in after.notes if note not in before.notes]
@@ -31,10 +31,15 @@ def _same_trouble(before: levels.StorageError | None, after: levels.StorageError
     return before is not None and before.kind == after.kind
 
 
-def _resumes(seen: levels.Seen) -> str:
-    if seen.in_place:
+def _resumes(before: levels.Seen, after: levels.Seen) -> str:
+    """A short epoch may have committed before it is first seen, and did not resume from that."""
+    if after.in_place:
         return "continues without a restart"
-    return f"resumes from step {seen.committed.step}" if seen.committed else "starts at step 0"
+    known = [c for c in (after.committed, before.committed) if c is not None]
+    earlier = next((c for c in known if c.epoch < after.epoch), None)
+    if earlier is not None:
+        return f"resumes from step {earlier.step}"
+    return "trains" if known and after.epoch > 1 else "starts at step 0"
 
 
 def _committed(before: levels.Seen, after: levels.Seen) -> list[str]:
