@@ -39,7 +39,8 @@ class Toleration(Loose):
 
 class EnvVar(Loose):
     name: str | None = Field(
-        default=None, description="Not EVERSTEP_…: these names are reserved for Everstep."
+        default=None,
+        description="Not EVERSTEP_…: these names are reserved for Everstep, except for EVERSTEP_GROUP_FORMING.",
     )
 
 

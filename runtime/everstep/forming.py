@@ -26,12 +26,12 @@ from everstep import device, group, mesh, store, unit
 from everstep.errors import Misuse
 from everstep.group import Group, LocalGroup, TorchGroup
 from everstep.unit import Unit
-from everstep_contract import units
+from everstep_contract import env, units
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-SETTING = "EVERSTEP_GROUP_FORMING"
+SETTING = env.GROUP_FORMING
 AUTO, REINIT, RECONFIGURE = "auto", "reinit", "reconfigure"
 FORMING = timedelta(seconds=20)
 """Limit for connecting to the other ranks while a group is formed."""

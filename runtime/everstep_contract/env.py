@@ -16,6 +16,10 @@ PREFIX = "EVERSTEP_"
 AGENT_SOCKET = "EVERSTEP_AGENT_SOCKET"
 """Set by the agent for its workers: path of the unix socket."""
 POSITION_FILE = "EVERSTEP_POSITION_FILE"
+GROUP_FORMING = "EVERSTEP_GROUP_FORMING"
+"""Set by users: how each epoch's group is formed."""
+FOR_USERS = frozenset({GROUP_FORMING})
+"""Variables with the prefix that a pod template may set."""
 MESH = "EVERSTEP_MESH"
 """As `units.parse` reads it; not set: each rank is a unit."""
 

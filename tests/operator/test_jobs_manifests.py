@@ -195,6 +195,13 @@ def test_a_clash_names_both_sides(change: Any, words: str) -> None:
     assert words in manifests.find_conflict(spec["workers"]["template"])
 
 
+def test_a_variable_that_is_meant_for_users_is_no_clash() -> None:
+    mine = {"name": "EVERSTEP_GROUP_FORMING", "value": "reinit"}
+    spec = with_template(lambda s: s["containers"][0].update(env=[mine]))
+    assert manifests.find_conflict(spec["workers"]["template"]) == ""
+    assert mine in built(spec)["spec"]["containers"][0]["env"]
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [("1Gi", 2**30), ("1500M", 1_500_000_000), ("1e9", 10**9), ("128974848", 128974848)],

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from everstep_contract import names
-from everstep_contract.env import PREFIX, AgentEnv
+from everstep_contract.env import FOR_USERS, PREFIX, AgentEnv
 from everstep_operator.jobs import affinities
 from everstep_operator.jobs.observed import Job
 from everstep_operator.jobs.security import add_restrictions
@@ -113,8 +113,9 @@ def find_conflict(template: Mapping[str, Any]) -> str:
 
 def _conflict_of_names(spec: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:
     for variable in trainer.get("env") or ():
-        if str(variable.get("name", "")).startswith(PREFIX):
-            return f"env {variable['name']}: names that begin with {PREFIX} are Everstep's; rename yours"
+        name = str(variable.get("name", ""))
+        if name.startswith(PREFIX) and name not in FOR_USERS:
+            return f"env {name}: names that begin with {PREFIX} are Everstep's; rename yours"
     for volume in spec.get("volumes") or ():
         if volume.get("name") in (names.MEMORY_VOLUME, SHM_VOLUME):
             return f"volume {volume['name']}: Everstep adds a volume of that name; rename yours"
