@@ -39,6 +39,7 @@ def build_pod(job: Raw, arguments: Sequence[str], *, seconds: float, suffix: str
         "command": [program_of(trainer.get("command") or ()), *arguments],
         "resources": _without_devices(trainer.get("resources") or {}),
     }
+    spec.pop("resourceClaims", None)  # the pod's devices; `resources` name them
     for container in spec.get("initContainers") or []:
         container["resources"] = _without_devices(container.get("resources") or {})
     spec |= {

@@ -24,6 +24,16 @@ def test_it_has_the_jobs_keys_and_image_and_no_gpu() -> None:
     }
 
 
+def test_it_claims_no_device() -> None:
+    """Of dynamic resource allocation. It would wait for a GPU that the job itself holds."""
+    claims, resources = [{"name": "gpu"}], {"claims": [{"name": "gpu"}]}
+    containers = [{"name": "trainer", "image": "t", "resources": resources}]
+    spec = a_pod(resourceClaims=claims, containers=containers, initContainers=containers)["spec"]
+    assert "resourceClaims" not in spec
+    assert "claims" not in spec["containers"][0]["resources"]
+    assert "claims" not in spec["initContainers"][0]["resources"]
+
+
 def test_it_ends_by_itself_holds_no_kubernetes_credentials_and_dies_with_the_job() -> None:
     pod = a_pod()
     assert pod["spec"]["activeDeadlineSeconds"] == 60
