@@ -166,12 +166,14 @@ class Tracked:
         }
 
     def may_hold_optimizers(self) -> bool:
-        """Whether the state of an object beside the optimizers may hold an optimizer's: it is the
-        script's own, or a module with a state_dict of its own.
+        """Whether the state of some object may hold that of an optimizer within it: its state_dict is
+        not torch's own (an optimizer that wraps another, an object of the script).
         """
         known = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
-        own = any(not isinstance(thing, known) for _, thing in self.of_kind("object"))
-        return own or any(not self.stays(name) for name, _ in self.of_kind("module"))
+        if any(not isinstance(thing, known) for _, thing in self.of_kind("object")):
+            return True
+        plain = (*self.of_kind("module"), *self.of_kind("optimizer"))
+        return any(not self.stays(name) for name, _ in plain)
 
     def prepare_scalers(self, device: torch.device) -> None:
         """Make every GradScaler create its scale. It does so with the first loss, and a rank

@@ -50,7 +50,10 @@ def find_problem(tracked: Tracked, optimizer: torch.optim.Optimizer) -> str:
     """Describe what an optimizer that has just made a step fails to do because it is not tracked;
     empty: nothing.
     """
-    if any(thing is optimizer for _, thing in tracked.objects.values()):
+    if any(
+        getattr(thing, "state", None) is optimizer.state
+        for _, thing in tracked.of_kind("optimizer")
+    ):
         return ""
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     own = {name: p for name, p in tracked.named_parameters().items() if id(p) in held}

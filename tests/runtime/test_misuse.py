@@ -409,6 +409,14 @@ def test_optimizers_that_need_not_be_tracked(a_trial: Callable[..., Trial]) -> N
         def __init__(self, optimizer: torch.optim.Optimizer) -> None:
             self.state_dict, self.load_state_dict = optimizer.state_dict, optimizer.load_state_dict
 
+    class Around(torch.optim.Optimizer):
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            super().__init__(optimizer.param_groups, {})
+            self._inner = optimizer
+
+        def state_dict(self) -> dict[str, Any]:
+            return self._inner.state_dict()
+
     trial = a_trial()
     trial.job.track(model=trial.model)
     other = torch.nn.Linear(1, 1)
@@ -418,10 +426,11 @@ def test_optimizers_that_need_not_be_tracked(a_trial: Callable[..., Trial]) -> N
     trial.take(step)
     of_other.step()
 
-    wrapping = a_trial()
-    wrapping.optimizer = torch.optim.Adam(wrapping.model.parameters())
-    wrapping.job.track(model=wrapping.model, optimizers=Wrapped(wrapping.optimizer))
-    wrapping.take(first_step(wrapping))
+    for wrap in (Wrapped, Around):
+        wrapping = a_trial()
+        wrapping.optimizer = torch.optim.Adam(wrapping.model.parameters())
+        wrapping.job.track(model=wrapping.model, optimizer=wrap(wrapping.optimizer))
+        wrapping.take(first_step(wrapping))
 
 
 def test_after_the_steps_any_optimizer_may_step(a_trial: Callable[..., Trial]) -> None:
