@@ -16,7 +16,6 @@ from everstep_agent import aside
 from everstep_agent.storage import folder, obstore_store, open_store, probe
 from everstep_agent.storage.address import parse_uri
 from everstep_agent.storage.errors import AlreadyExists, NoAtomicCreate, Unreachable
-from everstep_agent.storage.retrying import Patience
 
 KEY = f"chunks/token/5/{'a' * 64}"
 
@@ -70,7 +69,7 @@ async def test_a_file_system_without_hard_links_is_refused_and_named(
         raise OSError(answer, os.strerror(answer), str(path), None, str(target))
 
     monkeypatch.setattr(Path, "hardlink_to", link)
-    store = open_store(f"file://{tmp_path}", "run", {}, patience=Patience(deadline_s=0.1))
+    store = open_store(f"file://{tmp_path}", "run", {})
     with pytest.raises(NoAtomicCreate, match="the file system of this folder has no hard links"):
         await probe(store)
     await store.put(KEY, b"x")
