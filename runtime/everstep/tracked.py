@@ -281,7 +281,7 @@ class Tracked:
             elif kind == "optimizer":
                 given = self._by_number(name, thing, value)
                 thing.load_state_dict(given)
-                _keep_dtypes(thing, given, converted)
+                _keep_layouts(thing, given, converted)
             else:
                 thing.load_state_dict(value)
         except (RuntimeError, ValueError, KeyError) as error:
@@ -335,21 +335,29 @@ def _is_converted(stored: torch.Tensor, own: torch.Tensor | Like) -> bool:
     return isinstance(own, torch.Tensor) and stored.dtype != own.dtype
 
 
-def _keep_dtypes(optimizer: Any, given: Mapping[str, Any], converted: Collection[int]) -> None:
+def _keep_layouts(optimizer: Any, given: Mapping[str, Any], converted: Collection[int]) -> None:
     """Give the loaded state its stored dtypes back: torch's `load_state_dict` casts all but `step` to
-    the dtype of the parameter, such as the float32 moments of half-precision weights.
+    the dtype of the parameter, such as the float32 moments of half-precision weights. And lay it out
+    in memory like its parameter: a fused optimizer pairs their numbers as they lie.
     """
     if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
         return
     numbers = [number for group in given["param_groups"] for number in group["params"]]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=True):
-        if id(parameter) in converted:
-            continue
         loaded = optimizer.state.get(parameter, {})
         for key, stored in given["state"].get(number, {}).items():
-            if isinstance(stored, torch.Tensor) and stored.dtype != loaded[key].dtype:
+            if not isinstance(stored, torch.Tensor):
+                continue
+            if id(parameter) not in converted and stored.dtype != loaded[key].dtype:
                 loaded[key] = stored.to(loaded[key].device)
+            loaded[key] = _lay_like(parameter, loaded[key])
+
+
+def _lay_like(parameter: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+    if is_sharded(held) or held.shape != parameter.shape or held.stride() == parameter.stride():
+        return held
+    return torch.empty_like(parameter, dtype=held.dtype, device=held.device).copy_(held)
 
 
 def _list_own(kind: str, thing: Any, tree: Any) -> dict[str, torch.Tensor]:

@@ -356,6 +356,36 @@ def test_the_state_of_an_optimizer_keeps_its_dtype(kind: Any) -> None:
     assert {t.dtype for t in moments} == {torch.float32}, "as the weights of the edited script"
 
 
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_fused_optimizer_goes_on_with_parameters_in_another_memory_format(kind: Any) -> None:
+    settings = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+
+    def build() -> tuple[Tracked, Any]:
+        torch.manual_seed(0)
+        model, tracked = nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last), Tracked()
+        tracked.add("model", model)
+        tracked.add("optimizer", kind(model.parameters(), lr=0.1, fused=True, **settings))
+        return tracked, model
+
+    def train(tracked: Tracked, model: nn.Module) -> None:
+        model.weight.grad = torch.empty_like(model.weight).copy_(
+            torch.arange(24.0).view(3, 2, 2, 2)
+        )
+        tracked.objects["optimizer"][1].step()
+
+    first, second = build(), build()
+    train(*first)
+    held: state.Tensors = {}
+    trees = first[0].capture(held)
+    stored = {n: t.clone(memory_format=torch.contiguous_format) for n, t in held.items()}
+    second[0].load(
+        ["model", "optimizer"], trees, lambda wanted: {n: stored[n] for n in wanted}, CPU
+    )
+    for each in (first, second):
+        train(*each)
+    assert torch.equal(first[1].weight, second[1].weight)
+
+
 def test_an_optimizer_is_stored_by_the_names_of_its_parameters() -> None:
     objects = full_state()
     train(objects, 1)
