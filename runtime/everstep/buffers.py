@@ -148,7 +148,7 @@ def _size(tensor: torch.Tensor) -> int:
 def _list_buffers(tracked: Tracked) -> list[BufferRef]:
     found: dict[int, BufferRef] = {}
     for name, module in tracked.of_kind("module"):
-        for path, owner in module.named_modules():
+        for path, owner in module.named_modules(remove_duplicate=False):
             for key, buffer in owner._buffers.items():
                 if buffer is not None and key not in owner._non_persistent_buffers_set:
                     place = ".".join(part for part in (path, key) if part)

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from everstep import session, slots, snapshot
-from everstep.buffers import SMALL_BYTES
+from everstep.buffers import SMALL_BYTES, Buffers
+from everstep.snapshot import Capture
+from everstep.tracked import Tracked
 from everstep_contract import wire
 from everstep_contract.report import Cause
 from runtime.a_job import Trial
@@ -136,6 +138,18 @@ def test_what_forward_changes_is_saved_as_of_the_boundary(
     raw = Path(first.path).read_bytes()[found.at : found.at + 12]
     assert torch.equal(torch.frombuffer(bytearray(raw), dtype=torch.float32), means[1])
     assert not torch.equal(means[0], means[1])
+
+
+def test_what_forward_changes_is_copied_under_each_name_of_its_module() -> None:
+    model, tracked = torch.nn.Module(), Tracked()
+    model.norm = torch.nn.BatchNorm1d(3)
+    model.layers = torch.nn.Sequential(model.norm)
+    tracked.add("model", model)
+    shot = snapshot.take(tracked, Buffers(tracked), Capture(tree={}, tensors={}))
+    held = shot.list_state()
+    model.layers(torch.ones(2, 3))
+    assert shot.find_changed(held) == ""
+    assert torch.equal(held.tensors["model/layers.0.running_mean"], torch.zeros(3))
 
 
 def test_tensors_that_stand_in_for_parameters_beside_the_copy_are_not_saved(
