@@ -150,11 +150,14 @@ def _digest(tracked: Tracked) -> dict[str, int]:
     """
     tensors: state.Tensors = {}
     tracked.capture(tensors)
-    buffers = {id(b) for b in tracked.persistent_buffers().values()}
+    # By their memory: what is captured are other tensors, which share it.
+    buffers = {local_of(b).data_ptr() for b in tracked.persistent_buffers().values()}
     small = {id(thing) for thing in tracked.small_objects()}
     left_out = tuple(f"{n}/" for n, (_, thing) in tracked.objects.items() if id(thing) in small)
     chosen = {
-        n: t for n, t in tensors.items() if id(t) not in buffers and not n.startswith(left_out)
+        n: t
+        for n, t in tensors.items()
+        if local_of(t).data_ptr() not in buffers and not n.startswith(left_out)
     }
     sums = [_sum_bits(local_of(t)) for t in chosen.values()]
     names = [name.replace("/", ".", 1) for name in chosen]

@@ -626,6 +626,16 @@ def test_a_cut_in_the_body_parks_before_the_step_with_the_state_of_then(trial: T
     assert torch.equal(norm.running_mean, before)
 
 
+def test_forward_may_change_buffers_before_the_loop_of_the_first_step(trial: Trial) -> None:
+    norm = torch.nn.BatchNorm1d(3)
+    trial.job.track(norm=norm)
+    step = first_step(trial)
+    norm(torch.ones(2, 3))
+    trial.take(step)
+    assert norm.running_mean is not None
+    assert norm.running_mean.all()
+
+
 def test_a_cut_after_the_sum_parks_after_the_step(trial: Trial) -> None:
     with pytest.raises(Ended, match="parked"):
         for step in trial.job.steps(until=5):
