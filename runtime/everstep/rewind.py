@@ -98,6 +98,21 @@ class StepStart:
                 )
 
 
+def show_fused_steps(tracked: Tracked) -> None:
+    """Have the steps of fused optimizers raise the versions of the parameters. Their kernels do not."""
+    for _, optimizer in tracked.of_kind("optimizer"):
+        optimizer.register_step_post_hook(_raise_versions)
+
+
+def _raise_versions(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
+    fused = [group["params"] for group in optimizer.param_groups if group.get("fused")]
+    torch.autograd.graph.increment_version(
+        [p for p in chain.from_iterable(fused) if p.grad is not None]
+    )
+
+
 def fingerprint(tracked: Tracked) -> tuple[Any, ...]:
     """A value that changes when a tracked parameter, or the memory that it lies in, or the count of a
     schedule changes.

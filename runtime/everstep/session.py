@@ -208,6 +208,7 @@ class Session:
         parameters = self.tracked.named_parameters()
         spread.require_known(parameters, self._device_mesh, exact=self._exact)
         self.reducer.watch(list(parameters.values()))
+        rewind.show_fused_steps(self.tracked)
         if self.checkpoint:
             self._restore_rest(self._tree(), self.checkpoint.tensor)
             if left := self.local.describe_left_over(self.checkpoint, self.membership.rank):

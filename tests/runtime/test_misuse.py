@@ -181,7 +181,13 @@ def test_another_loop_after_the_step_was_marked_applied(trial: Trial) -> None:
         step.batches(trial.data)
 
 
-def test_a_change_of_state_after_the_step_was_marked_applied(trial: Trial) -> None:
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_change_of_state_after_the_step_was_marked_applied(
+    a_trial: Callable[..., Trial], fused: bool
+) -> None:
+    trial = a_trial()
+    trial.optimizer = torch.optim.SGD(trial.model.parameters(), lr=0.01, fused=fused)
+    trial.track()
     with pytest.raises(Misuse, match=r"parameters or a schedule changed after job\.evaluate"):
         for step in trial.job.steps(until=3):
             for batch in step.batches(trial.data):
