@@ -52,6 +52,7 @@ class Loop:
         self, step: StepState, feed: Batches, named: dict[str, torch.nn.Parameter], overlap: bool
     ) -> None:
         self._step, self._session, self._feed = step, step.session, feed
+        self._session.tracked.require_same_groups()
         if step.reductions == 0:
             step.start.require_untouched(step.number)
         self._first = self._session.feeds.draw(feed, step.number)

@@ -209,6 +209,7 @@ class Session:
         spread.require_known(parameters, self._device_mesh, exact=self._exact)
         self.reducer.watch(list(parameters.values()))
         rewind.show_fused_steps(self.tracked)
+        self.tracked.require_same_groups()
         if self.checkpoint:
             self._restore_rest(self._tree(), self.checkpoint.tensor)
             if left := self.local.describe_left_over(self.checkpoint, self.membership.rank):

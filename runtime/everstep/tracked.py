@@ -56,6 +56,8 @@ class Tracked:
         self._by_key: dict[str, dict[str, torch.nn.Parameter]] = {}
         self._stay: dict[str, bool] = {}
         self._sharded: dict[str, bool] = {}
+        self._groups: dict[str, list[int]] | None = None
+        """Optimizer → number of parameters in each of its groups when training began."""
 
     def add(self, name: str, thing: Any) -> None:
         if name in self.objects:
@@ -104,6 +106,19 @@ class Tracked:
             _, module = self.objects[name]
             self._by_key[name] = dict(module.named_parameters(remove_duplicate=False))
         return self._by_key[name]
+
+    def require_same_groups(self) -> None:
+        """Raises `Misuse` if an optimizer has got or lost parameters since the first call."""
+        now = {n: [len(g["params"]) for g in o.param_groups] for n, o in self.of_kind("optimizer")}
+        if self._groups is None:
+            self._groups = now
+        if changed := [name for name in now if now[name] != self._groups.get(name)]:
+            raise Misuse(
+                f"{changed[0]}: the parameters that this optimizer holds changed after job.steps had begun "
+                "(add_param_group?). A rank that joins or restarts could not load its state, because the script makes "
+                "the optimizer without them. Give it all parameters before job.steps; freeze those that are to be "
+                "trained later: requires_grad_(False)"
+            )
 
     def find_not_finite(self) -> str:
         """Name of a parameter that holds NaN or infinity on this rank; empty: none does."""

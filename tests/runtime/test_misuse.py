@@ -173,6 +173,19 @@ def test_parameters_that_are_all_frozen(trial: Trial) -> None:
         first_step(trial).batches(trial.data, params=[trial.model.bias])
 
 
+def test_an_optimizer_that_gets_parameters_after_training_has_begun(
+    a_trial: Callable[..., Trial],
+) -> None:
+    trial = a_trial(save_every_steps=1)
+    trial.optimizer = torch.optim.SGD([trial.model.weight], lr=0.01)
+    trial.track()
+    with pytest.raises(Misuse, match=r"^optimizer: .*add_param_group.*freeze"):
+        for step in trial.job.steps(until=3):
+            if step.number == 2:
+                trial.optimizer.add_param_group({"params": [trial.model.bias]})
+            trial.take(step)
+
+
 def test_another_loop_after_the_step_was_marked_applied(trial: Trial) -> None:
     step = first_step(trial)
     trial.take(step)
