@@ -30,7 +30,7 @@ from everstep.asked_save import AskedSave
 from everstep.buffers import Buffers
 from everstep.checkpoint_reader import Checkpoint
 from everstep.copier import Copier, Rest
-from everstep.errors import StateError
+from everstep.errors import EverstepError, StateError
 from everstep.feeds import SETTINGS_KEY, Feeds, decode_settings
 from everstep.finite import FiniteCheck
 from everstep.local_state import LocalState
@@ -430,6 +430,8 @@ class Session:
                 held = shot.list_state()
                 tensors, room = self.slots.write(staged.path, held.tensors, part, held.own)
                 told = digests.tell(held.tensors, part)
+        except EverstepError:
+            raise  # no later save could store this state either
         except (NoRoom, OSError, RuntimeError) as error:
             self._drop_copy(staged, str(error), full=isinstance(error, (NoRoom, OSError)))
             return None

@@ -10,6 +10,7 @@ import torch
 
 from everstep import session, slots, snapshot
 from everstep.buffers import SMALL_BYTES, Buffers
+from everstep.errors import StateError
 from everstep.snapshot import Capture
 from everstep.tracked import Tracked
 from everstep_contract import wire
@@ -114,6 +115,15 @@ def test_a_copy_that_fails_costs_the_save_and_leaves_its_slot_free(
         trial.take(step)
     assert [s.problem for s in trial.agent.of(wire.Staged)] == ["out of memory", "", ""]
     assert list(tmp_path.glob("1-1-*")) == []
+
+
+def test_state_that_no_save_can_store_ends_the_job(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, save_every_steps=1).track()
+    with pytest.raises(StateError, match="cannot store a builtins"):  # noqa: PT012 - the loop raises
+        for step in trial.job.steps(until=4):
+            trial.take(step)
+            if step.number == 2:
+                trial.optimizer.state[trial.model.weight]["seen"] = {1}
 
 
 def test_what_forward_changes_is_saved_as_of_the_boundary(
