@@ -20,7 +20,7 @@ class SmallState:
             for _, optimizer in tracked.of_kind("optimizer")
             for group in optimizer.param_groups
         ]
-        self._objects = [(o, copy.deepcopy(o.state_dict())) for o in tracked.small_objects()]
+        self._objects = [(o, copy.deepcopy(own)) for o, own in tracked.small_states()]
 
     def put_back(self) -> None:
         for group, settings in self._groups:

@@ -50,7 +50,7 @@ class Tracked:
     def __init__(self) -> None:
         self.objects: dict[str, tuple[str, Any]] = {}
         self._parameters: dict[str, torch.nn.Parameter] | None = None
-        self._small: list[Any] | None = None
+        self._small: dict[str, Any] | None = None
         self._large: dict[str, list[weakref.ref[torch.Tensor]]] = {}
         """Object that is not small → the tensors in its state."""
         self._by_key: dict[str, dict[str, torch.nn.Parameter]] = {}
@@ -155,26 +155,29 @@ class Tracked:
         """Objects whose state may be copied at every step: schedules, counters. Not scalers:
         reading one waits for the device, and it changes only after the inner loop.
         """
-        if self._small is None:
-            self._small, self._large = [], {}
-            for name, thing in self.of_kind("object"):
-                if not isinstance(thing, torch.amp.GradScaler):
-                    self._sort_by_size(name, thing)
-        return self._small
+        return [thing for thing, _ in self.small_states()]
 
-    def _sort_by_size(self, name: str, thing: Any) -> None:
-        own = thing.state_dict()
-        if state.count_bytes(own) <= SMALL_BYTES:
-            assert self._small is not None
-            self._small.append(thing)
-        else:
-            self._large[name] = [weakref.ref(tensor) for tensor in state.list_tensors(own)]
+    def small_states(self) -> list[tuple[Any, Any]]:
+        """The small objects and their state. One that has grown is small no longer, such as an
+        optimizer of another library, which makes its state in the first step.
+        """
+        if self._small is None:
+            self._large = {}
+            scaler = torch.amp.GradScaler
+            self._small = {n: o for n, o in self.of_kind("object") if not isinstance(o, scaler)}
+        states = {name: thing.state_dict() for name, thing in self._small.items()}
+        for name, own in states.items():
+            if state.count_bytes(own) > SMALL_BYTES:
+                self._large[name] = [weakref.ref(tensor) for tensor in state.list_tensors(own)]
+                del self._small[name]
+        return [(thing, states[name]) for name, thing in self._small.items()]
 
     def tensors_of_large_objects(self) -> dict[str, list[torch.Tensor]]:
         """Object → the tensors that it holds itself, as long as it does not replace them. Copies that
         a `state_dict` makes are not among them.
         """
-        self.small_objects()
+        if self._small is None:
+            self.small_states()
         return {
             name: [found for ref in refs if (found := ref()) is not None]
             for name, refs in self._large.items()

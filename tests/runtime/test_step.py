@@ -17,6 +17,7 @@ import torch
 from everstep.errors import Misuse, StateError
 from everstep.group import LocalGroup
 from everstep.reducer import Reducer
+from everstep.tracked import SMALL_BYTES
 from everstep.transfer import Taken
 from everstep_contract import wire
 from everstep_contract.position import Phase, Where
@@ -669,6 +670,29 @@ def test_a_rank_that_is_held_waits_for_others_and_does_not_hang(trial: Trial, wh
             trial.take(step)
             hold("after it")
     assert seen == [(1, True)]
+
+
+class Lazy:
+    """Makes its state in the first step, as optimizers do."""
+
+    def __init__(self) -> None:
+        self.moments: list[torch.Tensor] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"moments": self.moments}
+
+    def load_state_dict(self, given: dict[str, Any]) -> None:
+        self.moments = given["moments"]
+
+
+def test_an_object_that_has_grown_is_not_copied_at_every_step(trial: Trial) -> None:
+    lazy, copied = Lazy(), []
+    trial.job.track(lazy=lazy)
+    for step in trial.job.steps(until=2):
+        copied.append([thing for thing, _ in step._state.start._settings._objects])
+        trial.take(step)
+        lazy.moments = lazy.moments or [torch.zeros(SMALL_BYTES)]
+    assert copied == [[lazy], []]
 
 
 def test_a_cut_in_the_second_loop_saves_the_state_before_the_first(trial: Trial) -> None:
