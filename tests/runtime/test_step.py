@@ -2,10 +2,12 @@
 
 # ruff: noqa: PT012 - the loop as a whole is what raises
 
+import gc
 import math
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -670,6 +672,18 @@ def test_a_rank_that_is_held_waits_for_others_and_does_not_hang(trial: Trial, wh
             trial.take(step)
             hold("after it")
     assert seen == [(1, True)]
+
+
+def test_a_step_leaves_nothing_to_the_garbage_collector(trial: Trial) -> None:
+    gc.disable()
+    try:
+        ended = []
+        for step in trial.job.steps(until=3):
+            trial.take(step)
+            ended.append(weakref.ref(step._state.loop))
+    finally:
+        gc.enable()
+    assert [one() for one in ended] == [None, None, None]
 
 
 class Lazy:
