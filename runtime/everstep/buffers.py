@@ -103,6 +103,19 @@ class Buffers:
             ref.owner._buffers[ref.key] = tensor
         self._set(held.bits)
 
+    def find_changed(self, held: Held) -> str:
+        """Name of a buffer that holds other bits than when `held` was taken; empty: none does."""
+        now = self.hold()
+        if all(map(torch.equal, now.bits, held.bits)):
+            return ""
+        pairs = zip(self.small, self._split(now), self._split(held), strict=True)
+        return next((ref.name for ref, new, old in pairs if not torch.equal(new, old)), "")
+
+    def _split(self, held: Held) -> list[torch.Tensor]:
+        """The bits of each buffer."""
+        groups = zip(self._by_device(held.tensors), held.bits, strict=True)
+        return [part for own, bits in groups for part in torch.split(bits, list(map(_size, own)))]
+
     def pack(self, held: Held) -> Numbers:
         """Pack the copy for the vector, [numbers]. One transfer from each device."""
         if not self.small:

@@ -1,28 +1,41 @@
-"""What evaluations leave as it was: the mode of autograd, and the random states."""
+"""What evaluations leave as it was: the mode of autograd, the random states, and the buffers that
+forward changes: each rank evaluates other batches, so its buffers would differ from those of others.
+"""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
 from everstep import randomness
+from everstep.buffers import Buffers
+
+CHANGED = (
+    "job.evaluate: forward changes the buffer {name}. Is the model in train mode? Call model.eval() before. The "
+    "buffers are put back as they were, because each rank evaluates other batches"
+)
 
 
 class Evaluations:
     """Evaluations may overlap, as in `zip(job.evaluate(a), job.evaluate(b))`, and then end in any
     order.
+
+    Args:
+        note: adds a sentence to the job's status.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[str], None]) -> None:
         self._open: list[object] = []
+        self._note, self._noted = note, False
 
     @contextmanager
-    def begin(self) -> Iterator[None]:
+    def begin(self, buffers: Buffers) -> Iterator[None]:
         """Compute without gradients. When the last evaluation ends, all is as it was before the
         first one.
         """
         if not self._open:
             self._gradients, self._random = torch.is_grad_enabled(), randomness.capture()
+            self._buffers, self._held = buffers, buffers.hold()
         self._open.append(own := object())
         torch.set_grad_enabled(False)
         try:
@@ -42,3 +55,8 @@ class Evaluations:
         if not self._open:
             torch.set_grad_enabled(self._gradients)
             randomness.restore(self._random)
+            if changed := self._buffers.find_changed(self._held):
+                self._buffers.put_back(self._held)
+                if not self._noted:
+                    self._note(CHANGED.format(name=changed))
+                self._noted = True

@@ -46,7 +46,7 @@ class Job:
         """The scope between two steps and after the last one. Its time limit applies there."""
         self._asides: list[_Aside] = []
         """The scopes outside the step that have begun and not ended, the innermost last."""
-        self._evaluations = Evaluations()
+        self._evaluations = Evaluations(session.note)
         self._evaluated = False
         """The script has evaluated in this step, and may hold a part of the result."""
         self._compiler = CompilerWatch(session.meter.compiles)
@@ -255,7 +255,8 @@ class Job:
 
     def evaluate(self, data: Batches) -> Iterator[Any]:
         """Yield this rank's share of one pass over `data`, in order and without gradients;
-        `job.sum` adds up the results. The ranks of a unit get the same share.
+        `job.sum` adds up the results. The ranks of a unit get the same share. Call `model.eval()`
+        before: buffers that forward changes (BatchNorm) are put back at the end.
 
         Inside a step it marks the step as applied, so call it after
         everything that changes the state. The time limit of a step applies to each batch. At the
@@ -271,7 +272,7 @@ class Job:
         with self._aside(Where.EVALUATE, "evaluate") as own:
             share = self._session.membership.plan_evaluation(micro_batches)
             try:
-                with self._evaluations.begin():
+                with self._evaluations.begin(self._session.buffers):
                     for request in data.evaluation(share):
                         self._park_if_broken()
                         with self._session.meter.fetching():

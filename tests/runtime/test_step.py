@@ -574,6 +574,20 @@ def test_evaluations_that_overlap_leave_gradients_and_random_numbers_as_they_wer
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_an_evaluation_in_train_mode_leaves_the_buffers_as_they_were(trial: Trial) -> None:
+    norm = torch.nn.BatchNorm1d(3)
+    trial.job.track(norm=norm)
+    for step in trial.job.steps(until=2):
+        trial.take(step)
+        for inputs, _ in trial.job.evaluate(trial.data):
+            norm(inputs)
+    assert norm.running_mean is not None
+    assert not norm.running_mean.any()
+    (note,) = [n for a in trial.agent.of(wire.Applied) for n in a.notes]
+    assert "forward changes the buffer norm.running_mean" in note
+    assert "model.eval()" in note
+
+
 def test_an_evaluation_that_the_script_does_not_end_ends_with_its_step(trial: Trial) -> None:
     for step in trial.job.steps(until=2):
         assert torch.is_grad_enabled()
