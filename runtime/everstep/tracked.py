@@ -116,8 +116,8 @@ class Tracked:
             raise Misuse(
                 f"{changed[0]}: the parameters that this optimizer holds changed after job.steps had begun "
                 "(add_param_group?). A rank that joins or restarts could not load its state, because the script makes "
-                "the optimizer without them. Give it all parameters before job.steps; freeze those that are to be "
-                "trained later: requires_grad_(False)"
+                "the optimizer without them. Give it all parameters before job.steps. Freeze those that are to be "
+                "trained later: requires_grad_(step.number >= N) at each step"
             )
 
     def find_not_finite(self) -> str:

@@ -179,7 +179,7 @@ def test_an_optimizer_that_gets_parameters_after_training_has_begun(
     trial = a_trial(save_every_steps=1)
     trial.optimizer = torch.optim.SGD([trial.model.weight], lr=0.01)
     trial.track()
-    with pytest.raises(Misuse, match=r"^optimizer: .*add_param_group.*freeze"):
+    with pytest.raises(Misuse, match=r"^optimizer: .*add_param_group.*Freeze"):
         for step in trial.job.steps(until=3):
             if step.number == 2:
                 trial.optimizer.add_param_group({"params": [trial.model.bias]})
