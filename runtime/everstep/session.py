@@ -118,6 +118,8 @@ class Session:
         self.asked = AskedSave()
         self._finite = FiniteCheck(self.tracked)
         self.local = LocalState()
+        self._refused = ""
+        """Why the agent cannot be given the newest copy; empty: it can."""
         self._layout = (0, "")
         """The epoch of the last save, and the digest of its layout: what the agent has."""
         self.until: int | None = None
@@ -461,10 +463,11 @@ class Session:
         """Return whether the agent has the copy now. If its tree is too large, report that."""
         digest, packed = self._describe(held, staged.epoch)
         tree = held.tree if staged.lead else None
+        self._refused = ""
         try:
             self.agent.send(replace(staged, state=tree, layout=digest, packed=packed))
         except StateError as error:
-            self._layout = (0, "")
+            self._layout, self._refused = (0, ""), str(error)
             self._drop_copy(staged, str(error))
             return False
         return True
@@ -484,6 +487,8 @@ class Session:
         with self.meter.charging("stall", waiting=True):
             self.copier.wait()
             while self.staged != step and not self.broken:
+                if self._refused and step == self.until:
+                    self.fail(Cause.MISUSE, f"no checkpoint of the last step: {self._refused}")
                 self.agent.cut.wait(ROOM_SECONDS)
                 self.stage_beside(step)
                 self.copier.wait()

@@ -15,7 +15,7 @@ from everstep.snapshot import Capture
 from everstep.tracked import Tracked
 from everstep_contract import wire
 from everstep_contract.report import Cause
-from runtime.a_job import Trial
+from runtime.a_job import Ended, Trial
 
 LIMIT = 20.0
 
@@ -124,6 +124,25 @@ def test_state_that_no_save_can_store_ends_the_job(tmp_path: Path) -> None:
             trial.take(step)
             if step.number == 2:
                 trial.optimizer.state[trial.model.weight]["seen"] = {1}
+
+
+def test_a_last_state_that_is_too_large_for_the_agent_ends_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = Trial(tmp_path).track()
+    send = trial.agent.send
+
+    def refuse(frame: Any) -> None:
+        if isinstance(frame, wire.Staged) and frame.path:
+            raise StateError("the state takes 75 MiB")
+        send(frame)
+
+    monkeypatch.setattr(trial.agent, "send", refuse)
+    with pytest.raises(Ended, match="status 1"):  # noqa: PT012 - the loop as a whole is what raises
+        for step in trial.job.steps(until=2):
+            trial.take(step)
+    (failed,) = trial.agent.of(wire.Failed)
+    assert failed.message == "no checkpoint of the last step: the state takes 75 MiB"
 
 
 def test_what_forward_changes_is_saved_as_of_the_boundary(
