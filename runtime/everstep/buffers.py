@@ -13,6 +13,7 @@ from itertools import groupby
 import numpy as np
 import torch
 
+from everstep.errors import Misuse
 from everstep.sharded import is_whole, local_of
 from everstep.tracked import Tracked
 from everstep.vector import Numbers
@@ -117,9 +118,17 @@ class Buffers:
         return [part for own, bits in groups for part in torch.split(bits, list(map(_size, own)))]
 
     def pack(self, held: Held) -> Numbers:
-        """Pack the copy for the vector, [numbers]. One transfer from each device."""
+        """Pack the copy for the vector, [numbers]. One transfer from each device. Raises `Misuse` if
+        forward has changed the size of a buffer.
+        """
         if not self.small:
             return np.zeros(0)
+        for ref, tensor, size in zip(self.small, held.tensors, self._sizes, strict=True):
+            if _size(tensor) != size:
+                raise Misuse(
+                    f"forward changes the size of the buffer {ref.name}, now {tuple(tensor.shape)}; a buffer that a "
+                    "checkpoint holds keeps its size. Register it with persistent=False if none need hold it"
+                )
         raw = np.zeros(self.numbers * _WORD, np.uint8)
         if held.bits:
             raw[: sum(self._sizes)] = torch.cat([own.cpu() for own in held.bits]).numpy()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from everstep.buffers import SMALL_BYTES, Buffers
+from everstep.errors import Misuse
 from everstep.tracked import Tracked
 
 ODD_NAN = struct.unpack("<f", struct.pack("<I", 0x7FC12345))[0]
@@ -71,3 +72,11 @@ def test_a_buffer_that_forward_replaced_is_put_back_as_the_same_tensor() -> None
     buffers.put_back(held)
     assert module.a_mean is before
     assert module.a_mean.tolist() == [1, 1]
+
+
+def test_a_buffer_that_grows_in_forward_is_refused_by_name() -> None:
+    module = a_module(seen=torch.zeros(1))
+    buffers = track(module)
+    module.a_seen = torch.zeros(2)
+    with pytest.raises(Misuse, match=r"size of the buffer model\.a_seen, now \(2,\)"):
+        buffers.pack(buffers.hold())
