@@ -174,6 +174,8 @@ class Loop:
         self._expect()
         if len(self) > 1 or membership.can_regroup:
             self._buffers_before = self._session.buffers.hold()
+        known = list(self._session.tracked.named_parameters().values())
+        self._session.reducer.watch(known)  # the script may have unfrozen some
         self._session.reducer.begin(
             self._named, self._feed.micro_batches, first=self._step.reductions == 0
         )

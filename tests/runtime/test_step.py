@@ -700,6 +700,20 @@ def test_a_step_leaves_nothing_to_the_garbage_collector(trial: Trial) -> None:
     assert [one() for one in ended] == [None, None, None]
 
 
+def test_a_parameter_that_is_unfrozen_and_that_no_optimizer_holds_gets_no_gradient(
+    trial: Trial,
+) -> None:
+    """Its gradient would be this rank's own, and change the norm that clipping uses."""
+    other = torch.nn.Linear(1, 1).requires_grad_(False)
+    trial.job.track(other=other)
+    step = first_step(trial)
+    other.requires_grad_(True)
+    for batch in step.batches(trial.data):
+        step.backward(other(trial.loss(batch).view(1, 1)).sum())
+    assert other.weight.grad is None
+    assert trial.model.weight.grad is not None
+
+
 class Lazy:
     """Makes its state in the first step, as optimizers do."""
 
