@@ -224,9 +224,8 @@ class Job:
             self._end_evaluations()
             boundary.cross(session, state)
             session.step, starting = None, starting - 1
-            state.loop = (
-                None  # the two refer to each other, and hold copies of buffers on the device
-            )
+            # The two refer to each other, and hold copies of buffers on the device.
+            state.loop = None
         self._outside = Where.PAUSE
         session.finish()
         session.meter.enter(Where.PAUSE, category="pause")
