@@ -216,7 +216,7 @@ class Job:
         if session.start.join:
             joining.take_state(session)
         starting = 2 if session.start.join else 1
-        while session.applied < until:
+        while not session.reached_end:
             if session.broken:
                 session.park(session.applied, why="the epoch ended")
             state = self._begin(session.applied + 1, starting > 0)
@@ -251,6 +251,21 @@ class Job:
         if self._session.step is None:
             raise Misuse("job.save belongs inside the loop over job.steps: it saves a step's end")
         self._session.asked.ask(self._session.step.number, pin)
+
+    def stop(self) -> None:
+        """End the training with the current step, as if `until` were this step: early stopping.
+
+        Every rank must call it in the same step, for example because of a result of `job.sum`, which
+        is the same everywhere. The body goes on, and the loop over `job.steps` ends after it. The run
+        is then over, also for a later start of it; `everstep fork` begins a new run from its last
+        checkpoint.
+
+        Raises:
+            Misuse: called outside of a step.
+        """
+        if self._session.step is None:
+            raise Misuse("job.stop belongs inside the loop over job.steps: it ends the training")
+        self._session.stop(self._session.step.number)
 
     def evaluate(self, data: Batches) -> Iterator[Any]:
         """Yield this rank's share of one pass over `data`, in order and without gradients;

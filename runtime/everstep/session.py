@@ -123,6 +123,8 @@ class Session:
         self._layout = (0, "")
         """The epoch of the last save, and the digest of its layout: what the agent has."""
         self.until: int | None = None
+        self._stopped: int | None = None
+        """The step after which `job.stop` ends this run."""
         self.windows: dict[str, tuple[float, ...]] = {}
         self.most_reductions = 0
         """The largest number of inner loops in a step of the run."""
@@ -203,7 +205,6 @@ class Session:
 
     def settle(self, until: int) -> None:
         """End the start-up: restore what is left, and report to the agent."""
-        self.until = until
         self.feeds.close()
         self.buffers = Buffers(self.tracked)
         spread.prepare_fsdp(dict(self.tracked.of_kind("module")))
@@ -217,6 +218,7 @@ class Session:
             if left := self.local.describe_left_over(self.checkpoint, self.membership.rank):
                 self.note(left)
             self.checkpoint = None  # unmaps the chunks
+        self.until = until if self._stopped is None else min(until, self._stopped)
         held = self.capture()
         size = sum(
             t.numel() * t.element_size() for t in [*held.tensors.values(), *held.own.values()]
@@ -227,7 +229,7 @@ class Session:
                 epoch=self.epoch,
                 applied=self.applied,
                 bytes=size,
-                until=until,
+                until=self.until,
                 feeds=self.feeds.describe(),
                 fixed=self.membership.why_fixed,
             )
@@ -296,6 +298,16 @@ class Session:
         self.meter.update(applied=taken.applied)
         self._prepare_saves(self.capture())
 
+    @property
+    def reached_end(self) -> bool:
+        return self.until is not None and self.applied >= self.until
+
+    def stop(self, step: int) -> None:
+        """Make this step the last one. It has not ended yet."""
+        if step != self.until:
+            self.until = self._stopped = step
+            self.agent.send(wire.Stops(step=step))
+
     def finish(self) -> None:
         """Record that the last step is applied."""
         self.membership.set_apart("it has reached the last step")
@@ -333,6 +345,7 @@ class Session:
             "random": state.encode(randomness.capture(), "random", tensors),
             "windows": {k: list(v) for k, v in self.windows.items()},
             "most_reductions": self.most_reductions,
+            "stopped": [self.start.run, self._stopped],
         }
         return Capture(tree=tree, tensors=tensors, own=self.local.capture(self.membership.rank))
 
@@ -581,5 +594,7 @@ class Session:
             )
         self.windows = {k: tuple(v) for k, v in tree["windows"].items()}
         self.most_reductions = tree.get("most_reductions", 0)  # older versions do not record it
+        run, stopped = tree.get("stopped", ("", None))
+        self._stopped = stopped if run == self.start.run else None  # a fork goes on
         cpu = torch.device("cpu")
         randomness.restore(state.decode(tree["random"], fetch, cpu))

@@ -260,7 +260,8 @@ def _finish(session: Session) -> NoReturn:
         session.fail(
             Cause.MISUSE,
             f"main returned after step {session.applied}, before until={session.until} (break out "
-            "of job.steps?); a job ends when `until` is reached",
+            "of job.steps?); a job ends when `until` is reached. To end it earlier, call job.stop() in "
+            "its last step, on every rank",
         )
     session.agent.send(wire.Finished(epoch=session.epoch, step=session.applied))
     agent = session.agent

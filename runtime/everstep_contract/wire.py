@@ -197,6 +197,13 @@ class Tracked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stops:
+    """The script ends the training after this step, before `Tracked.until`."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
     """Answer to a `Cut` with `keep`: how far this rank has come, and what it will still do."""
 
@@ -466,9 +473,9 @@ class StoreReply:
 
 
 FRAMES: tuple[type[Any], ...] = (
-    Start, Cut, Regroup, GiveVector, GiveState, TakeState, Save, SaveHeld, ShowStack, Exit, Hello, Tracked, Standing,
-    Regrouped, TakingState, StateTaken, Applied, AtBoundary, BoundaryReply, FetchChunk, FetchedChunk, Staged, Parked,
-    Finished, Failed, StoreSet, StoreGet, StoreAdd, StoreCompareSet, StoreCheck, StoreDelete, StoreReply,
+    Start, Cut, Regroup, GiveVector, GiveState, TakeState, Save, SaveHeld, ShowStack, Exit, Hello, Tracked, Stops,
+    Standing, Regrouped, TakingState, StateTaken, Applied, AtBoundary, BoundaryReply, FetchChunk, FetchedChunk, Staged,
+    Parked, Finished, Failed, StoreSet, StoreGet, StoreAdd, StoreCompareSet, StoreCheck, StoreDelete, StoreReply,
 )  # fmt: skip
 _BY_NAME = {cls.__name__: cls for cls in FRAMES}
 

@@ -26,6 +26,7 @@ from everstep_agent.coordinator.hung import keep_named, list_hung, list_new
 from everstep_agent.coordinator.recover import recover
 from everstep_agent.coordinator.stuck import find_stuck
 from everstep_agent.coordinator.term import STALE_SECONDS, Term
+from everstep_agent.coordinator.unlike_ends import describe_unlike_ends
 from everstep_agent.coordinator.unlike_feeds import describe_unlike_feeds
 from everstep_agent.coordinator.watch import Watch
 from everstep_agent.peers.agent_report import State, WorkerReport
@@ -124,6 +125,8 @@ def _why_impossible(term: Term, workers: Sequence[WorkerReport]) -> str:
     whole = epoch.in_place is None and len(workers) == epoch.world
     begins = whole and min(w.applied for w in workers) <= epoch.resume + 1
     if begins and (unlike := describe_unlike_feeds(epoch, term.reports.all())):
+        return unlike
+    if unlike := describe_unlike_ends(epoch, term.reports.all()):
         return unlike
     if found is None or term.newest_commit() is not None:
         return term.saves.impossible

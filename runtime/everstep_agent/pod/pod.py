@@ -9,6 +9,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -370,6 +371,8 @@ class Pod:
                     applied=frame.applied,
                     bytes=frame.bytes,
                 )
+            case wire.Stops() if worker.tracked is not None:
+                worker.tracked = replace(worker.tracked, until=frame.step)
             case wire.Applied():
                 self._applied(worker, frame)
             case wire.AtBoundary():
