@@ -22,6 +22,7 @@ from everstep_stories.system import System
 
 SURVIVOR = "survivor"
 BEGAN, OUTCOMES, TIMELINE = (pytest.StashKey[object]() for _ in range(3))
+FAILED = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -122,13 +123,13 @@ async def scene(
     async with cluster.api() as api:
         scene = Scene(cluster, system, api, workplace.namespace, recorder)
         yield scene
-        await scene.tidy()
+        await scene.tidy(failed=request.node.stash.get(FAILED, False))
 
 
 @pytest.fixture
 async def survivor(scene: Scene) -> Trial:
     """A very long job that trains through most stories. It is taking steps when a story begins."""
-    trial = await scene.start(build_job(SURVIVOR))
+    trial = await scene.start(build_job(SURVIVOR), lasting=True)
     await trial.until_stepping(limit=180)
     return trial
 
@@ -145,6 +146,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if not report.failed or (arguments := getattr(item, "funcargs", None)) is None:
         return
     _mark(item, "FAILED")
+    item.stash[FAILED] = True
     cluster, system = arguments.get("cluster"), arguments.get("bare_system")
     scene = arguments.get("scene")
     if scene is not None:

@@ -33,17 +33,20 @@ class Scene:
         self.namespace, self.recorder = namespace, recorder
         self.board = Board(api, namespace)
         self._broken: set[str] = set()
+        self._started: set[str] = set()
         self._store_away = False
 
     def trial(self, name: str) -> Trial:
         watch = RunWatch(URI, f"{self.namespace}/{name}", self.cluster.store_environment)
         return Trial(name, self.board, watch)
 
-    async def start(self, job: Object) -> Trial:
-        """Apply the job, unless it exists."""
+    async def start(self, job: Object, *, lasting: bool = False) -> Trial:
+        """Apply the job, unless it exists. `lasting`: it is for the next stories, too."""
         name = job["metadata"]["name"]
         if not await self.board.exists(name):
             await self.board.create(job)
+            if not lasting:
+                self._started.add(name)
         return self.trial(name)
 
     async def play(
@@ -168,8 +171,13 @@ class Scene:
         yield
         self.recorder.phase(phase, time.monotonic() - began, detail)
 
-    async def tidy(self) -> None:
-        """Restore the cluster for the next story: heal and release nodes, start the store."""
+    async def tidy(self, *, failed: bool) -> None:
+        """Restore the cluster for the next story: heal and release nodes, start the store. A story that has failed may
+        have left a job that holds GPUs.
+        """
+        for name in self._started if failed else ():
+            if await self.board.exists(name):
+                await self.board.delete(name)
         if self._store_away:
             await self.start_store()
         for broken in sorted(self._broken):
