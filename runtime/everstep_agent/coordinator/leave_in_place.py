@@ -18,6 +18,10 @@ from everstep_agent.peers.epoch_level import Id
 
 SAVE_AGAIN_SECONDS = 5.0
 """Pause between two saves for members that leave, if the first one was not committed."""
+LEAVE_SECONDS = 2.0
+"""How long before the end of its notice a pod is to leave at the latest. If it ended by itself, it would
+be a lost pod, and the others could not step before their claim is in the log.
+"""
 REPLACEMENT_SECONDS = 10.0
 """How long a member that may leave waits until the pod that takes its place is ready. Nobody waits
 if a pod has received SIGTERM.
@@ -83,14 +87,15 @@ def _let_leave(
     planned_moves.open_move(term, watch)
     replaced = not term.running.leaving and _replace(term, leaving, ready)
     if watch.may_leave_at is None:
-        if not _may_leave(term, watch, watch.leave_at, now):
+        limit = _limit_wait(term, leaving)
+        if not (_is_committed(term, watch.leave_at) or now - watch.leave_since >= limit):
             if _is_save_due(term, watch, watch.leave_at, now):
                 watch.leave_saved_at = now
                 arm(term, watch, workers, "", now)
             return
         watch.may_leave_at = now
         if not _is_committed(term, watch.leave_at):
-            _say_unsaved(term, leaving)
+            _say_unsaved(term, leaving, limit)
     if replaced and invitations.may_claim_soon(term):
         arm(term, watch, workers, purpose, now, hold=True)
     elif term.running.leaving != leaving and not _awaits_replacement(term, watch, now):
@@ -99,24 +104,21 @@ def _let_leave(
         term.change(term.state.let_leave(leaving))
 
 
-def _may_leave(term: Term, watch: Watch, step: int, now: float) -> bool:
-    """Whether the state at the leave is committed, or the time for its commit is over: the others
-    hold the same state.
-    """
-    late = now - watch.leave_since >= term.settings.drain_seconds
-    return late or _is_committed(term, step)
+def _limit_wait(term: Term, leaving: Sequence[Id]) -> float:
+    """For how many seconds the members wait for the commit of their state: the others hold the same."""
+    notices = [r.notice for r in term.recent() if r.id in leaving and r.notice]
+    return min([term.settings.drain_seconds, *(max(n / 2, n - LEAVE_SECONDS) for n in notices)])
 
 
 def _is_committed(term: Term, step: int) -> bool:
     return term.running.committed >= max(1, step)
 
 
-def _say_unsaved(term: Term, leaving: Sequence[Id]) -> None:
+def _say_unsaved(term: Term, leaving: Sequence[Id], limit: float) -> None:
     slots = ", ".join(str(slot) for slot, _, _ in leaving)
-    limit = term.settings.drain_seconds
     text = (
         f"slot {slots} leaves without a checkpoint, because none was committed within {limit:.0f} s "
-        "(recovery.drainTimeoutSeconds); the others hold the same state and continue"
+        "(recovery.drainTimeoutSeconds, and the pod's notice); the others hold the same state and continue"
     )
     term.line.say("leaves_unsaved", message=text)
     term.change(term.state.note(text))

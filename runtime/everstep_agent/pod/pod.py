@@ -69,6 +69,8 @@ class Pod:
         self.relay = relay
         self.changed = asyncio.Event()
         self.leaving = False
+        self._notice = 0.0
+        """As `AgentReport.notice`."""
         self.quiet = False
         """Start no more fresh workers: this pod leaves, or the job ends."""
         self.deaths = Deaths(context.me, context.line)
@@ -124,9 +126,9 @@ class Pod:
             self._ledger.rest(local, time.monotonic())
         self.workers.ensure_fresh()
 
-    def leave(self) -> None:
-        """This pod ends soon."""
-        self.leaving = True
+    def leave(self, notice: float) -> None:
+        """This pod ends within so many seconds."""
+        self.leaving, self._notice = True, notice
         self._copies.hurry()
         self._touch()
 
@@ -550,6 +552,7 @@ class Pod:
             in_place=self.workers.can_regroup(),
             fixed=next((w.tracked.fixed for w in current if w.alive and w.tracked), ""),
             leaving=self.leaving,
+            notice=self._notice,
             acked=self._arming.acked,
             passed=self._arming.passed(self.level, current),
             staged=min((w.staged for w in current), default=0),
