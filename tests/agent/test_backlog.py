@@ -56,7 +56,7 @@ async def test_what_the_job_waits_for_is_uploaded_all_the_same(tmp_path: Path) -
         await asyncio.wait_for(heard.wait(), 30)
 
     try:
-        uploads.wait_for(4)
+        uploads.hold_after(4)
         await add(6, whole=False)
         assert uploads.busy, "it is here and will be uploaded"
         heard.clear()
@@ -67,7 +67,7 @@ async def test_what_the_job_waits_for_is_uploaded_all_the_same(tmp_path: Path) -
                 await heard.wait()
         assert [p.step for p in parts] == [7]
         heard.clear()
-        uploads.wait_for(0)
+        uploads.hold_after(0)
         await asyncio.wait_for(heard.wait(), 30)
         assert [p.step for p in parts] == [7, 6]
     finally:

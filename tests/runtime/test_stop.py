@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
 from agent.gang import Gang, assert_exact
 from agent.given import an_epoch, stepping
@@ -16,6 +15,7 @@ from everstep_agent.peers.agent_report import State
 from everstep_agent.pod import spawn
 from everstep_contract import report, wire
 from everstep_contract.sums import Sums
+from runtime import a_paced_script
 from runtime.a_commit import commit
 from runtime.a_job import Trial
 
@@ -88,16 +88,11 @@ UNTIL, STOP = 40, 6
 
 
 def a_script(job: Job, ranks: tuple[int, ...]) -> None:
-    model = torch.nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    job.track(model=model, optimizer=optimizer)
-    data = job.batches(list(range(1000)), global_batch=4, micro_batch=2)
-    for step in job.steps(until=UNTIL):
-        for batch in step.batches(data):
-            step.backward(model(torch.tensor([[i / 1e3, 1.0] for i in batch])).mean())
-        optimizer.step()
-        if step.number == STOP and job.rank in ranks:
+    def stop(step: int) -> None:
+        if step == STOP and job.rank in ranks:
             job.stop()
+
+    a_paced_script.main(job, UNTIL, stop)
 
 
 async def trained(gang: Gang, monkeypatch: pytest.MonkeyPatch, *ranks: int) -> report.ExitReport:

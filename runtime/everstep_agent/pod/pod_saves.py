@@ -77,7 +77,7 @@ class PodSaves:
             if good is not None:
                 self.uploads.verified(good.epoch, good.step)
             self.uploads.keep(level.kept)
-            self.uploads.wait_for(level.backlog)
+            self.uploads.hold_after(level.backlog)
         self.pins = {name: step for name, step in self.pins.items() if step > level.committed}
 
     def look_for_copies(self, epoch: int) -> None:

@@ -128,7 +128,7 @@ class Uploads:
         self._asked = step
         self._wake.set()
 
-    def wait_for(self, backlog: int) -> None:
+    def hold_after(self, backlog: int) -> None:
         """Keep saves after this step here while older ones cannot be committed; 0: upload all."""
         if backlog != self._backlog:
             self._backlog = backlog
