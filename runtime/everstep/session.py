@@ -282,14 +282,18 @@ class Session:
             self.slots.prepare(size)
 
     def adopt(self, taken: Taken) -> None:
-        """Take over the live state of another member."""
+        """Take over the live state of another member. Raises `StateError`."""
         tree, tensors = taken.tree, taken.tensors
 
         def read(wanted: Mapping[str, torch.Tensor | sharded.Like | None]) -> state.Tensors:
             lay = {n: sharded.lay_local if n in taken.parts else sharded.divide for n in wanted}
             return {n: lay[n](tensors[n], like) for n, like in wanted.items()}
 
-        self.feeds.adopt(feed.decode_records(tree), taken.applied, decode_settings(tree))
+        try:
+            records, settings = feed.decode_records(tree), decode_settings(tree)
+        except codec.DecodeError as error:
+            raise StateError(f"the state of a running rank: {error}") from None
+        self.feeds.adopt(records, taken.applied, settings)
         self.tracked.load(list(self.tracked.objects), tree["objects"], read, self.device)
         self._restore_rest(tree, tensors.__getitem__)
         self.buffers = Buffers(self.tracked)

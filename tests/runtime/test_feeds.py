@@ -366,6 +366,19 @@ def test_a_member_hands_over_the_settings_of_a_feed_that_it_has_not_drawn_from(
     assert newcomer.session.applied == 2
 
 
+def test_a_newcomer_that_cannot_read_the_feeds_of_a_member_says_so(tmp_path: Path) -> None:
+    """Its agent starts it again; any other error would count as one of the script."""
+    (tmp_path / "newcomer").mkdir()
+    newcomer = Trial(tmp_path / "newcomer").track()
+    newcomer.session.settle(9)
+    held = newcomer.session.capture()
+    tree = {**held.tree, "feeds": {"1": {"segments": []}}}
+    taken = Taken(applied=2, tree=tree, tensors=held.tensors, parts=frozenset())
+    with pytest.raises(StateError, match=r"state of a running rank: feeds\.1\.segments"):
+        newcomer.session.adopt(taken)
+    assert newcomer.session.applied == 0
+
+
 def test_a_feed_is_described_by_what_is_the_same_on_every_rank() -> None:
     first, second = Life(), Life()
     first.feed(fingerprint="a"), second.feed(fingerprint="b")
