@@ -5,7 +5,7 @@ import pytest
 from agent.unreliable import UnreliableStore
 from everstep_agent.storage import ObjectStore, open_store, probe
 from everstep_agent.storage.errors import AlreadyExists, Denied, NoAtomicCreate, Unsupported
-from everstep_agent.storage.probe import judge_race
+from everstep_agent.storage.probe import check_writable, judge_race
 from everstep_agent.storage.retrying import Patience, Retrying
 
 
@@ -76,6 +76,13 @@ async def test_lost_answers_are_no_proof_against_a_store() -> None:
     inner = UnreliableStore(open_store("memory://", "", {}))
     inner.lost_answers = 3
     assert await probe(Retrying(inner, Patience(first_s=0.001))) == []
+
+
+async def test_a_store_whose_answer_was_lost_takes_writes() -> None:
+    inner = UnreliableStore(open_store("memory://", "", {}))
+    inner.lost_answers = 1
+    key = await check_writable(Retrying(inner, Patience(first_s=0.001)))
+    assert await inner.list() == [key]
 
 
 def test_races_are_judged_by_who_was_told_and_what_stands() -> None:

@@ -11,6 +11,7 @@ versitygw 1.7, otherwise 40 of 40.
 """
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Sequence
 
@@ -60,7 +61,8 @@ async def check_writable(store: ObjectStore) -> str:
     deletion. Raises `StoreError`.
     """
     key = f"{FOLDER}/{secrets.token_hex(8)}"
-    await store.create(key, b"writable")
+    with contextlib.suppress(AlreadyExists):  # an earlier try created it, and its answer was lost
+        await store.create(key, b"writable")
     return key
 
 
