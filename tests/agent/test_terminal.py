@@ -31,6 +31,14 @@ def test_a_start_a_checkpoint_and_a_note_are_shown_once():
     assert terminal.describe_changes(later, later) == []
 
 
+def test_what_an_end_without_a_save_costs():
+    assert terminal.describe_lost(levels.Seen()) == "no step was taken yet"
+    assert terminal.describe_lost(levels.Seen(step=7)) == "all steps are lost"
+    assert (
+        terminal.describe_lost(levels.Seen(step=70, committed=AT)) == "the steps after 50 are lost"
+    )
+
+
 def test_an_epoch_that_has_committed_before_it_is_seen_did_not_resume_from_that():
     def begins(before: levels.CheckpointRef | None, epoch: int) -> str:
         now = levels.CheckpointRef(epoch=epoch, step=70)

@@ -168,14 +168,8 @@ class Launcher:
     def _end_without_save(self) -> None:
         if self._stop_at and self._interrupts < 2 and not self._said_late:
             self._said_late = True
-            saved = (
-                f"the steps after {self.seen.committed.step}"
-                if self.seen.committed
-                else "all steps"
-            )
-            self._say(
-                f"not saved within {STOP_SECONDS:.0f} s: stopping without it; {saved} are lost"
-            )
+            lost = terminal.describe_lost(self.seen)
+            self._say(f"not saved within {STOP_SECONDS:.0f} s: stopping without it; {lost}")
         self._kill_all()
 
     async def _wait(self, seconds: float) -> None:

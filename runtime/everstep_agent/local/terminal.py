@@ -78,6 +78,13 @@ def _describe_begin(incident: levels.RuntimeIncident) -> str:
     return f"interrupted: {incident.message} ({incident.cause})"
 
 
+def describe_lost(seen: levels.Seen) -> str:
+    """What is lost if the run ends without another save."""
+    if seen.committed is not None:
+        return f"the steps after {seen.committed.step} are lost"
+    return "all steps are lost" if seen.step else "no step was taken yet"
+
+
 def describe_event(event: str, fields: Mapping[str, str]) -> str | None:
     """A line for an agent's event that a user wants to see, or None."""
     match event:
