@@ -1,5 +1,6 @@
 """A worker that continues in place begins its new epoch without what it did for the former one."""
 
+import asyncio
 import io
 from dataclasses import replace
 from pathlib import Path
@@ -53,10 +54,10 @@ async def test_a_full_state_that_finds_no_room_is_saved_again_once_there_is_room
     tmp_path: Path, held: bool
 ) -> None:
     """Copies of other pods' saves make room for it: it supersedes them."""
-    failed: list[int] = []
+    failed, sent = asyncio.Queue[int](), asyncio.Queue[bytes]()
     listener = Listener(
         on_part=lambda part: None,
-        on_failed=lambda staged, rank: failed.append(rank),
+        on_failed=lambda staged, rank: failed.put_nowait(rank),
         on_held=lambda: None,
     )
     context = replace(a_term(wanting(1)).context, memory=MemoryTier(tmp_path))
@@ -64,24 +65,24 @@ async def test_a_full_state_that_finds_no_room_is_saved_again_once_there_is_room
     copy.parent.mkdir(parents=True, exist_ok=True)
     copy.write_bytes(b"a part of another pod")
     saves = PodSaves(context, Book(), listener, lambda: None)
-    worker, sent = a_worker_process(), list[bytes]()
+    worker = a_worker_process()
     worker.state = State.HELD if held else State.PARKED
-    worker.writer = cast(
-        Any, SimpleNamespace(is_closing=lambda: False, write=lambda raw: sent.append(raw))
-    )
+    worker.writer = cast(Any, SimpleNamespace(is_closing=lambda: False, write=sent.put_nowait))
     try:
         saves.enter(1, "token001-rest")
         frame = wire.Staged(
             epoch=1, step=7, path="", tensors=(), whole=True, problem="no space left", full=True
         )
         saves.take(worker, frame, None)
-        assert not copy.exists()
-        (order,) = (wire.decode(raw[wire.LENGTH.size :]).frame for raw in sent)
+        async with asyncio.timeout(30):
+            order = wire.decode((await sent.get())[wire.LENGTH.size :]).frame
+        assert not copy.exists(), "the order comes once there is room"
         assert order == (wire.SaveHeld if held else wire.Save)(epoch=1, step=7)
-        assert failed == []
+        assert failed.empty()
         saves.take(worker, frame, None)
-        assert failed == [0], "nothing is left that could make room"
-        assert len(sent) == 1
+        async with asyncio.timeout(30):
+            assert await failed.get() == 0, "nothing is left that could make room"
+        assert sent.empty()
     finally:
         await saves.close()
 

@@ -4,6 +4,7 @@ nearest tier that holds it.
 
 import asyncio
 import io
+import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -117,6 +118,46 @@ async def test_the_event_loop_does_not_wait_for_the_memory_of_older_saves_to_be_
     assert [p.name for p in (tmp_path / "restore").iterdir()] == ["chunks"]
 
 
+async def test_nor_for_that_of_the_pods_own_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their names go at once: a worker finds a slot free again by the number of its names."""
+    freed, close = dict[int, threading.Thread](), os.close
+
+    def note(descriptor: int) -> None:
+        freed[os.fstat(descriptor).st_ino] = threading.current_thread()
+        close(descriptor)
+
+    memory = MemoryTier(tmp_path / "restore")
+    staged = hold_in_the_middle(memory, tmp_path, BODY)
+    inode = staged.stat().st_ino
+    monkeypatch.setattr(os, "close", note)
+    memory.release_before(4)
+    assert not staged.exists()
+    await memory.freed()
+    assert freed[inode] is not threading.current_thread()
+
+
+async def test_all_but_the_pods_own_saves_is_deleted_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deleted, unlink = list[threading.Thread](), Path.unlink
+
+    def note(path: Path, missing_ok: bool = False) -> None:
+        deleted.append(threading.current_thread())
+        unlink(path, missing_ok)
+
+    memory = MemoryTier(tmp_path / "restore")
+    await memory.keep(OWNER, [a_save(BODY, step=3)], 0)
+    await memory.put(a_chunk(), BODY)
+    monkeypatch.setattr(Path, "unlink", note)
+    assert await memory.drop_others()
+    assert not await memory.list()
+    assert deleted
+    assert threading.current_thread() not in deleted
+    assert not await memory.drop_others()
+
+
 async def test_a_chunk_is_found_where_it_still_is(tmp_path: Path) -> None:
     """It was restored; the next save staged the same bytes; then the restored file was deleted."""
     memory = MemoryTier(tmp_path / "restore")
@@ -183,6 +224,7 @@ async def test_a_copy_that_has_no_room_gets_that_of_the_oldest_save(tmp_path: Pa
             assert [p.exists() for p in paths] == left
             assert await memory.list(), "copies of other pods' saves are deleted last"
         uploads.give_up(none, 0, "full")
+        assert await memory.changed.until(lambda: not memory.others.list_now(), 30)
         assert not await memory.list()
     finally:
         await uploads.close()

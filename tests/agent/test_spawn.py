@@ -100,19 +100,23 @@ async def test_a_death_is_reported_before_the_memory_of_its_copies_is_free(
     slot = given.memory / "staging" / f"slot-{workers.fresh[0].pid}-1"
     slot.parent.mkdir(exist_ok=True)
     slot.write_bytes(b"x")
-    unlink, reported = Path.unlink, threading.Event()
+    inode, close = slot.stat().st_ino, os.close
+    reported, freed = threading.Event(), threading.Event()
 
-    def free(path: Path, missing_ok: bool = False) -> None:
-        if path == slot:
-            assert reported.wait(20)  # on the agent's event loop it would wait in vain
-        unlink(path, missing_ok)
+    def free(descriptor: int) -> None:
+        found = os.fstat(descriptor).st_ino == inode
+        assert not found or reported.wait(20)  # on the agent's event loop it would wait in vain
+        close(descriptor)
+        if found:
+            freed.set()
 
-    monkeypatch.setattr(Path, "unlink", free)
+    monkeypatch.setattr(os, "close", free)
     os.kill(workers.fresh[0].pid, signal.SIGKILL)
     await given.death()
-    assert slot.exists()
+    assert not freed.is_set()
     reported.set()
-    await until(lambda: not slot.exists())
+    assert await asyncio.to_thread(freed.wait, 20)
+    assert not slot.exists()
 
 
 async def test_what_a_worker_staged_in_an_epoch_is_not_known_of_in_the_next(given: Fixture):

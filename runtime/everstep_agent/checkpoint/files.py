@@ -56,19 +56,31 @@ class NewFile:
         self._part.unlink(missing_ok=True)
 
 
-def delete_beside(paths: Iterable[Path]) -> None:
-    """Delete these files in another thread: to free the memory of a large one takes the kernel a tenth
-    of a second and more for each GiB.
+def delete_beside(paths: Iterable[Path]) -> threading.Thread | None:
+    """Delete the names of these files now, and free their memory in another thread, which is returned:
+    that takes the kernel a tenth of a second and more for each GiB.
     """
-    found = list(paths)
-    if found:
-        threading.Thread(target=_delete_all, args=(found,), daemon=True).start()
+    held = [descriptor for path in paths if (descriptor := _delete_name(path)) is not None]
+    if not held:
+        return None
+    thread = threading.Thread(target=_close_all, args=(held,), daemon=True)
+    thread.start()
+    return thread
 
 
-def _delete_all(paths: Iterable[Path]) -> None:
-    for path in paths:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
+def _delete_name(path: Path) -> int | None:
+    """A descriptor that keeps the file, whose name is deleted; None: nothing is left to close."""
+    descriptor = None
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+    return descriptor
+
+
+def _close_all(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def make_folder(path: Path, *, sync: bool = False) -> None:

@@ -122,9 +122,9 @@ class FolderTier:
     def remove(self, digest: str) -> None:
         (self.folder / digest).unlink(missing_ok=True)
 
-    def clear(self) -> None:
+    async def clear(self) -> None:
         with contextlib.suppress(OSError):
-            self._change(lambda notes: {})
+            await self.run(0, self._change, lambda notes: {})
 
     def forget_before(self, step: int) -> None:
         """Delete the saves of older steps. If that fails, a later call deletes them.

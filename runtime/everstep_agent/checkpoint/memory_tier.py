@@ -5,14 +5,21 @@ A note next to each staged file lists the chunks in it. So an agent that is rest
 or an OOM kill of its container can adopt what its predecessor held.
 """
 
+import asyncio
 import contextlib
 import os
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from everstep_agent.checkpoint import keeping
-from everstep_agent.checkpoint.files import NewFile, read_file, replace_file
+from everstep_agent.checkpoint.files import (
+    NewFile,
+    delete_beside,
+    read_file,
+    replace_file,
+)
 from everstep_agent.checkpoint.folder_tier import FolderTier
 from everstep_agent.checkpoint.keeping import Resumed, Save
 from everstep_agent.checkpoint.unsent import unsent_of
@@ -66,6 +73,8 @@ class MemoryTier:
         """As `EpochLevel.kept`."""
         self.changed = Change()
         """Fires when `list_saves` may have changed."""
+        self._freeing: list[threading.Thread] = []
+        """They free the memory of released files."""
 
     @property
     def since(self) -> int:
@@ -109,13 +118,20 @@ class MemoryTier:
         return None if held is None else set(held.chunks) - {held.unsent}
 
     def release(self, path: str) -> None:
-        """Delete this staged file. A worker that has mapped it keeps its bytes."""
+        """Delete this staged file; `freed` waits for its memory. A worker that has mapped it keeps its
+        bytes.
+        """
         file = Path(path)
         self._held.pop(file, None)
         self._checked = {d: p for d, p in self._checked.items() if p.path != path}
-        for gone in (note_of(file), unsent_of(file), file):
-            gone.unlink(missing_ok=True)
+        freeing = delete_beside((note_of(file), unsent_of(file), file))
+        self._freeing = [t for t in (*self._freeing, freeing) if t is not None and t.is_alive()]
         self.changed.fire()
+
+    async def freed(self) -> None:
+        """Wait until the memory of the released files is free."""
+        for thread in self._freeing:
+            await asyncio.to_thread(thread.join)
 
     def release_before(self, step: int, but: Collection[str] = ()) -> bool:
         """Delete the staged files of older steps, except these. Returns whether there were any."""
@@ -129,12 +145,14 @@ class MemoryTier:
         steps = [held.step for path, held in self._held.items() if str(path) not in but]
         return bool(steps) and self.release_before(min(steps) + 1, but)
 
-    def drop_others(self) -> bool:
+    async def drop_others(self) -> bool:
         """Delete everything but this pod's own saves. Returns whether there was something."""
         held = bool(self.others.list_now())
-        self.others.clear()
         self._manifest = None
         self._checked = {}
+        await self.others.clear()
+        self._forget()
+        self.changed.fire()
         return held
 
     # --- any chunk -------------------------------------------------------------------------------

@@ -91,6 +91,7 @@ class Fetcher:
         self._memory.committed, self._memory.kept = commit.step, 0
         await self._memory.rewind(Resumed(epoch=commit.epoch, step=commit.step))
         self._memory.release_before(commit.step)
+        await self._memory.freed()
         manifest, document = await self.find_manifest(commit)
         spans = list_spans(manifest)
         needed = {c.digest: c for c in manifest.chunks if c.digest in spans}

@@ -2,11 +2,13 @@
 uploaded when it ended.
 """
 
+import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from everstep_agent.checkpoint.files import delete_beside
 from everstep_agent.checkpoint.ledger import Book
 from everstep_agent.checkpoint.parts import Part, PartKey
 from everstep_agent.context import Context
@@ -42,12 +44,16 @@ class PodSaves:
         """Pins that the script has requested → their steps, until they are committed. Kept here,
         because the save that carries them may be dropped.
         """
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         await self._unfinished.find()
 
     async def close(self) -> None:
         await self._unfinished.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.uploads is not None:
             await self.uploads.stop()
 
@@ -134,9 +140,8 @@ class PodSaves:
         known = self._context.memory.list_paths()
         if self.uploads is not None:
             known |= self.uploads.list_paths()
-        for path in self._staging.glob(f"*-{pid}-????????.part"):  # as the worker names them
-            if str(path) not in known:
-                path.unlink(missing_ok=True)
+        staged = self._staging.glob(f"*-{pid}-????????.part")  # as the worker names them
+        delete_beside(path for path in staged if str(path) not in known)
 
     def _give_up(self, worker: Worker, frame: wire.Staged, level: EpochLevel | None) -> None:
         if self.uploads is None or frame.epoch != self._epoch:
@@ -144,10 +149,22 @@ class PodSaves:
         again = frame.full and _is_tried_again(worker, frame, level)
         if again and self.uploads.yield_room(worker.rank):
             return
-        if frame.full and frame.whole and self.uploads.make_room_for_whole(worker.rank):
-            self._order_again(worker, frame)
+        if frame.full and frame.whole:
+            task = asyncio.create_task(self._make_room(self.uploads, worker, frame))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
             return
         self.uploads.give_up(frame, worker.rank, frame.problem)
+
+    async def _make_room(self, uploads: Uploads, worker: Worker, frame: wire.Staged) -> None:
+        """Make room for the full state, and order it again; if there is nothing to drop, give it up."""
+        made = await uploads.make_room_for_whole(worker.rank)
+        if self.uploads is not uploads or not worker.alive:
+            return
+        if made:
+            self._order_again(worker, frame)
+        else:
+            uploads.give_up(frame, worker.rank, frame.problem)
 
     def _order_again(self, worker: Worker, frame: wire.Staged) -> None:
         held = worker.state is State.HELD

@@ -4,7 +4,7 @@ until they are committed. A near save is kept as it is, and is uploaded only on 
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 
 from everstep_agent import logline
@@ -79,7 +79,7 @@ class Uploads:
         saves that do not wait for their upload.
         """
         self._wake = asyncio.Event()
-        self._tasks = {asyncio.create_task(self._run())}
+        self._tasks: set[asyncio.Task[object]] = {asyncio.create_task(self._run())}
         self.parts: dict[PartKey, Part] = {}
         """The parts that are uploaded and not committed. A new coordinator receives them again."""
         self._layouts: dict[int, tuple[str, str]] = {}
@@ -154,7 +154,10 @@ class Uploads:
         for old in self._list_parts(rank, near=True)[:-1]:
             if old.staged.step != self._kept:
                 self._drop(old)
-        task = asyncio.create_task(self._cut(job))
+        self._begin(self._cut(job))
+
+    def _begin(self, work: Coroutine[None, None, object]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -362,11 +365,13 @@ class Uploads:
         self.give_up(old.staged, rank, "the last save takes its room")
         return True
 
-    def make_room_for_whole(self, rank: int) -> bool:
+    async def make_room_for_whole(self, rank: int) -> bool:
         """Make room for the full state, which supersedes all that is here. Returns whether
         something was dropped.
         """
-        return self.yield_room(rank) or self._memory.drop_others()
+        dropped = self.yield_room(rank) or await self._memory.drop_others()
+        await self._memory.freed()
+        return dropped
 
     def _keep(self, part: Part) -> None:
         self.parts[part.key] = part
@@ -387,7 +392,7 @@ class Uploads:
         if self._memory.release_oldest(waiting) or self._drop_near():
             return
         if not waiting:
-            self._memory.drop_others()
+            self._begin(self._memory.drop_others())
 
     def _drop_near(self) -> bool:
         """Drop the oldest near save. Returns whether there was one."""
