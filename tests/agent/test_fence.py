@@ -7,6 +7,7 @@ from agent.a_term import a_term
 from agent.given import a_claim, a_member, an_epoch, wanting
 from everstep_agent.coordinator import fence
 from everstep_agent.coordinator.term import Term
+from everstep_agent.coordinator.train import train
 from everstep_contract import log
 
 OLD = an_epoch(1)
@@ -40,4 +41,15 @@ async def test_such_a_claim_of_another_coordinator_fences() -> None:
     await term.context.store.create(log.key(1), log.encode(rival))
     await fence.check_fence(term)
     assert "without any pod of epoch 1" in term.state.fenced
+    await term.close()
+
+
+async def test_a_coordinator_that_reads_the_claim_of_another_job_ends_at_once() -> None:
+    """For example because its own commit was refused. It does not wait for the next look at the log."""
+    term = await a_term_of_the_old_epoch()
+    await term.context.store.create(log.key(1), log.encode(replace(SECOND, job_uid="other")))
+    await term.run_log.refresh()
+    async with asyncio.timeout(5):
+        assert await train(term) == ""
+    assert "(other) has taken the run over" in term.state.fenced
     await term.close()

@@ -12,7 +12,20 @@ async def check_fence(term: Term) -> None:
     """Ends the job if another claim has replaced this one. Waits while the store is unavailable."""
     await term.persist(term.run_log.refresh)
     await term.persist(term.run_log.check_kept)
-    epoch = term.epoch  # not before: this term may itself claim the next epoch meanwhile
+    _judge(term)
+
+
+def end_if_taken_over(term: Term) -> None:
+    """Ends the job if a claim of another job was read. It does not wait for the next look: until then
+    the other job's checkpoints would count as this job's.
+    """
+    newest = term.run_log.newest_claim
+    if newest is not None and newest.job_uid != term.settings.job_uid:
+        _judge(term)
+
+
+def _judge(term: Term) -> None:
+    epoch = term.epoch  # not before the read: this term may itself claim the next epoch meanwhile
     if epoch is None:
         return
     gang = runlog_rules.Gang(

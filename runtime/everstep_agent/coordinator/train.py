@@ -42,6 +42,9 @@ async def train(term: Term) -> str:
     """Runs until the epoch is over. Returns the cause of the next one."""
     watch, wait = Watch.start(term.now()), last_save.Wait()
     while not term.ended:
+        fence.end_if_taken_over(term)
+        if term.ended:
+            break
         now, epoch = term.now(), term.running
         regroup.look_for_silence(term)
         workers = members.list_workers(epoch, term.reports.all())
