@@ -53,6 +53,12 @@ def test_a_job_that_never_saved_is_offered_nothing_to_go_on_from(cause: Cause):
     assert end(a_report(cause), committed=0).said == ""
 
 
+def test_a_run_that_was_taken_over_is_not_told_to_take_it_back():
+    found = end(a_report(Cause.FENCED, "job local/train (a1) has taken the run over"))
+    assert found.complaint == "job local/train (a1) has taken the run over"
+    assert found.said == "this one has stopped; the same command would take run 'train' over again"
+
+
 def test_agents_that_were_killed_after_an_interrupt_are_no_failure():
     killed = a_report(Cause.AGENT, "killed by signal 9 (SIGKILL)")
     for found in (end(killed, interrupted=True), end(interrupted=True)):

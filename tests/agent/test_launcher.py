@@ -31,11 +31,12 @@ class Run:
         drill: bool = False,
         script: str = STUB,
         spares: int = 0,
+        save_every: int = 0,
     ) -> None:
         self.said: list[str] = []
         self._new = asyncio.Event()
         plan = build_plan(
-            script=script, args=(), workers=2, store="store", run="r", save_every=0, keep=2,
+            script=script, args=(), workers=2, store="store", run="r", save_every=save_every, keep=2,
             hang_seconds=hang_seconds, guard_action="Note", guard_factor=10.0, verbose=False, folder=str(folder),
             drill=drill, spares=spares,
         )  # fmt: skip
@@ -269,6 +270,23 @@ async def test_a_save_that_takes_too_long_after_ctrl_c_is_given_up_and_reported(
     (said,) = [line for line in run.said if "not saved within 0 s" in line]
     assert said.endswith("stopping without it; no step was taken yet")
     run.launcher._memory.remove()
+
+
+async def test_a_second_run_says_that_it_takes_over_and_the_first_that_it_has_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STUB_UNTIL", "100000")
+    first, second = Run(tmp_path, save_every=20), Run(tmp_path, save_every=20)
+    running = asyncio.create_task(first.launcher.run())
+    await first.line("checkpoint: step .* committed")
+    assert not [line for line in first.said if "taken over" in line]
+    other = asyncio.create_task(second.launcher.run())
+    await second.line("trains this run: it is taken over")
+    assert await running == 1
+    assert "has taken the run over" in capsys.readouterr().err
+    assert "this one has stopped" in first.said[-1]
+    os.kill(os.getpid(), signal.SIGINT)
+    assert await other == 130
 
 
 @pytest.mark.parametrize("name", ["exp#1", "what?", "50%20", "a b", "ü"])

@@ -53,6 +53,18 @@ def test_a_living_launchers_folder_stays_and_a_dead_ones_goes(
     assert not folder.exists()
 
 
+def test_a_run_is_trained_while_its_launcher_lives(tmp_path: Path) -> None:
+    held = memory_folder.create(tmp_path)
+    assert not memory_folder.is_trained("store/r", tmp_path)
+    memory_folder.note_run(held, "store/r")
+    memory_folder.sweep(tmp_path)
+    assert memory_folder.is_trained("store/r", tmp_path)
+    assert not memory_folder.is_trained("store/other", tmp_path)
+    os.close(held.lock)
+    memory_folder.sweep(tmp_path)
+    assert not memory_folder.is_trained("store/r", tmp_path)
+
+
 def test_the_lock_is_kept_by_the_launcher_and_not_by_what_it_starts(tmp_path: Path) -> None:
     held = memory_folder.create(tmp_path)
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)

@@ -31,6 +31,11 @@ def test_a_start_a_checkpoint_and_a_note_are_shown_once():
     assert terminal.describe_changes(later, later) == []
 
 
+def test_the_checkpoints_of_a_job_that_has_taken_the_run_over_are_not_shown():
+    after = levels.Seen(run="r", committed=AT, fenced="job local/r (a1) has taken the run over")
+    assert terminal.describe_changes(levels.Seen(run="r"), after) == []
+
+
 def test_what_an_end_without_a_save_costs():
     assert terminal.describe_lost(levels.Seen()) == "no step was taken yet"
     assert terminal.describe_lost(levels.Seen(step=7)) == "all steps are lost"

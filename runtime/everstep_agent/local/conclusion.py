@@ -49,6 +49,8 @@ def conclude(
     if found.cause is report.Cause.STOPPED:
         text = f"{found.message}; resume with the same command (run {run!r})"
         return Conclusion(status=INTERRUPTED if interrupted else 0, said=text)
+    if found.cause is report.Cause.FENCED:
+        again = f"this one has stopped; the same command would take run {run!r} over again"
     name = "" if found.cause in QUIET else f"{found.cause.value}: "
     if found.cause not in QUIET:
         again = f"after fixing it, {again}" if committed else ""

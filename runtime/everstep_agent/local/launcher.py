@@ -108,6 +108,9 @@ class Launcher:
             self._catch_signals()
             size = describe_size(self._plan.workers, self._plan.mesh)
             self._say(f"{self._plan.run}: {size}, checkpoints in {self._plan.place}")
+            if memory_folder.is_trained(self._plan.place):
+                self._say(terminal.TAKES_OVER)
+            memory_folder.note_run(self._memory, self._plan.place)
             for number in range(self._plan.workers + self._plan.spares):
                 await self._start(number, 0)
             return await self._operate()

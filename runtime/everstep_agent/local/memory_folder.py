@@ -5,6 +5,7 @@ and the next run removes it. Process ids would not work: two containers that sha
 see each other's.
 """
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PREFIX = "everstep-run-"
+NOTE = "run"
+"""A file in the folder that names the run."""
 TRIES = 10
 """How often to try: another launcher's sweep may remove a folder before it is locked."""
 
@@ -47,6 +50,23 @@ def sweep(parent: Path | None = None) -> None:
         lock = lock_folder(path)
         if lock is not None:
             MemoryFolder(path, lock).remove()
+
+
+def note_run(folder: MemoryFolder, place: str) -> None:
+    """Let other launchers know which run this one trains."""
+    with contextlib.suppress(OSError):  # no room: the other one takes the run over without a word
+        (folder.path / NOTE).write_text(place)
+
+
+def is_trained(place: str, parent: Path | None = None) -> bool:
+    """Whether a launcher on this machine trains that run. Call `sweep` before, which removes the
+    folders of others.
+    """
+    found = []
+    for path in (parent or find_parent()).glob(f"{PREFIX}*-*/{NOTE}"):
+        with contextlib.suppress(OSError):  # another user's, or removed in between
+            found.append(path.read_text())
+    return place in found
 
 
 def lock_folder(path: Path) -> int | None:

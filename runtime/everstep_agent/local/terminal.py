@@ -5,6 +5,10 @@ from collections.abc import Mapping
 from everstep_contract import levels
 
 START_SECONDS = 2.0
+TAKES_OVER = (
+    "another `everstep run` on this machine trains this run: it is taken over from its newest checkpoint, and the "
+    "other one stops; to train both, give one of them another --run"
+)
 
 
 def is_start_slow(elapsed: float, seen: levels.Seen) -> bool:
@@ -43,10 +47,14 @@ def _resumes(before: levels.Seen, after: levels.Seen) -> str:
 
 
 def _committed(before: levels.Seen, after: levels.Seen) -> list[str]:
-    if after.committed is None or (
-        before.committed is not None
-        and (before.committed.epoch, before.committed.step)
-        == (after.committed.epoch, after.committed.step)
+    if (
+        after.fenced
+        or after.committed is None
+        or (  # then they are another job's
+            before.committed is not None
+            and (before.committed.epoch, before.committed.step)
+            == (after.committed.epoch, after.committed.step)
+        )
     ):
         return []
     if before.run == "" and before.committed is None:
