@@ -179,9 +179,9 @@ class Retention:
         async with self._slots:
             await self._store.delete(key)
 
-    async def sweep(self, newest: int = 3) -> None:
+    async def sweep(self) -> None:
         """Complete deletions that a former coordinator may not have finished."""
-        for entry in self._log.index.retires[-newest:]:
+        for entry in self._log.index.retires:
             await self.delete(entry)
 
     async def collect(self, token: str) -> Retire | None:

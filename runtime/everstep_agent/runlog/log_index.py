@@ -5,9 +5,14 @@ a week as after a minute. The rules are in `rules.py`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
+from everstep_agent.runlog.retired_keys import RetiredKeys
 from everstep_agent.runlog.rules import lineage_of, oldest_living
 from everstep_contract.log import Claim, Commit, Done, Entry, Retire
+
+RETIRES = 3
+"""Of how many of the newest `retire` entries the chunks are listed."""
 
 
 class LogIndex:
@@ -27,9 +32,10 @@ class LogIndex:
         """Commits that are not retired, by place."""
         self._of_manifest: dict[str, list[int]] = {}
         self._of_step: dict[tuple[int, int], int] = {}
-        self._retires: list[Retire] = []
+        self._retires: dict[int, Retire] = {}
+        """The newest ones, by place."""
         self._retired_manifests: set[str] = set()
-        self._retired_chunks: set[str] = set()
+        self._retired_chunks = RetiredKeys()
         self._pins: dict[str, Commit] = {}
         """Every name that was ever used → its commit."""
         self._unpinned: set[str] = set()
@@ -52,7 +58,7 @@ class LogIndex:
             case Commit():
                 self._add_commit(place, entry)
             case Retire():
-                self._add_retire(entry)
+                self._add_retire(place, entry)
             case Done():
                 self._done.setdefault(entry.token, entry)
 
@@ -78,21 +84,32 @@ class LogIndex:
         if commit.manifest not in self._retired_manifests:
             self._standing[place] = commit
 
-    def _add_retire(self, retire: Retire) -> None:
+    def _add_retire(self, place: int, retire: Retire) -> None:
         self._unpinned.update(retire.unpins)
-        if retire.manifests or retire.chunks:
-            self._retires.append(retire)
         self._retired_manifests.update(retire.manifests)
-        self._retired_chunks.update(retire.chunks)
+        self._retired_chunks.add(retire.chunks)
+        if retire.manifests or retire.chunks:
+            self._retires[place] = retire
+            if len(self._retires) > RETIRES:
+                self._forget_chunks(next(iter(self._retires)))
         for manifest in retire.manifests:
             for place in self._of_manifest.get(manifest, ()):
                 self._standing.pop(place, None)
+
+    def _forget_chunks(self, place: int) -> None:
+        """Free the memory of a list of chunks that nobody needs any more."""
+        entry = self._retires.pop(place)
+        if entry.chunks:
+            self._places.pop(entry, None)
+            self._entries[place] = replace(entry, chunks=())
 
     # --- entries ---------------------------------------------------------------------------------
 
     @property
     def entries(self) -> Sequence[Entry]:
-        """All of them: entry n is at place n. Do not modify."""
+        """All of them: entry n is at place n; older `retire` entries without their chunks. Do not
+        modify.
+        """
         return self._entries
 
     def place_of(self, entry: Entry) -> int | None:
@@ -192,8 +209,8 @@ class LogIndex:
 
     @property
     def retires(self) -> Sequence[Retire]:
-        """The entries after which objects may be deleted."""
-        return self._retires
+        """The newest entries after which objects may be deleted."""
+        return list(self._retires.values())
 
     @property
     def retired_count(self) -> int:
