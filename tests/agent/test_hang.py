@@ -48,3 +48,27 @@ def test_a_rank_that_waits_as_long_as_a_hang_is_worth_a_stack():
     assert wait(301.0, scope=Where.STEP) is None
     assert "301 s in step 7" in wait(301.0, scope=Where.STEP, waiting=True, applied=6)
     assert "31 s in evaluate" in wait(31.0, scope=Where.EVALUATE, waiting=True, limit_ms=30_000)
+
+
+def test_time_in_which_the_whole_pod_stood_still_does_not_count():
+    """A frozen container, a paused virtual machine: the ranks could not compute either."""
+    at, limits = Position(scope=Where.STEP, since=100.0), hang.Limits(step=30.0, startup=600.0)
+
+    def is_hung(now: float, stops: tuple[hang.Stop, ...]) -> bool:
+        found = hang.classify_hang(at, started=0.0, cut=None, limits=limits, now=now, stops=stops)
+        return found is not None
+
+    stops = hang.note_stop((), 110.0, 110.25)
+    assert stops == ()
+    stops = hang.note_stop(stops, 110.25, 170.25)
+    assert is_hung(170.5, ())
+    assert not is_hung(170.5, stops)
+    assert not is_hung(187.0, stops), "17 s, and the 2 s that count of the stop"
+    assert is_hung(189.0, stops)
+    later = Position(scope=Where.STEP, since=171.0)
+    found = hang.classify_hang(later, started=0.0, cut=None, limits=limits, now=202.0, stops=stops)
+    assert found is not None, "a scope that began after the stop"
+
+
+def test_a_scope_that_began_in_a_stop_has_not_lasted_less_than_nothing():
+    assert hang.count_seconds(99.0, 100.5, (hang.Stop(at=100.0, seconds=50.0),)) == 0.5

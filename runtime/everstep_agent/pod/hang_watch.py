@@ -5,7 +5,7 @@ reports how far each worker is beyond its limit. The coordinator decides whether
 out, because only the coordinator knows whether the others wait for it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from everstep_agent import logline
 from everstep_agent.peers.agent_report import State
@@ -31,6 +31,8 @@ class HangWatch:
     def __init__(self, workers: WorkerSet, tell: Callable[[], None], line: logline.Log) -> None:
         self._workers, self._line = workers, line
         self._progress = ProgressWatch(tell)
+        self._looked: float | None = None
+        self._stops: tuple[hang.Stop, ...] = ()
 
     def look(self, limits: hang.Limits, now: float, node: str = "") -> None:
         """Apply the job's limits: end workers that hang, and make workers that have waited for long
@@ -39,6 +41,8 @@ class HangWatch:
         Args:
             node: the pod's node, for the log; empty: not known.
         """
+        self._stops = hang.note_stop(self._stops, self._looked or now, now)
+        self._looked = now
         for worker in self._workers.alive:
             self._end_hung(worker, limits, now, node)
             self._show_long_wait(worker, limits, now)
@@ -68,7 +72,7 @@ class HangWatch:
         self._workers.put_down(worker, 0.0 if worker.progress.stopped else SHORT_STACK_SECONDS)
 
     def _end_hung(self, worker: Worker, limits: hang.Limits, now: float, node: str) -> None:
-        found = _find_hang(worker, limits, now) if _may_hang(worker) else None
+        found = _find_hang(worker, limits, now, self._stops) if _may_hang(worker) else None
         if found is None:
             return
         worker.hung, worker.hung_since = found.message, now - found.seconds
@@ -90,7 +94,9 @@ class HangWatch:
         if worker.state is not State.TRACKED or worker.asked or worker.cut_at is not None:
             return
         position, started = worker.position(), worker.started_at or now
-        text = hang.describe_long_wait(position, started=started, limits=limits, now=now)
+        text = hang.describe_long_wait(
+            position, started=started, limits=limits, now=now, stops=self._stops
+        )
         if text is not None and worker.shown != position.since:
             worker.shown = position.since
             worker.send(wire.ShowStack())
@@ -101,21 +107,24 @@ def _may_hang(worker: Worker) -> bool:
     return worker.alive and not worker.hung and not worker.asked
 
 
-def _find_hang(worker: Worker, limits: hang.Limits, now: float) -> hang.Hang | None:
+def _find_hang(
+    worker: Worker, limits: hang.Limits, now: float, stops: Sequence[hang.Stop]
+) -> hang.Hang | None:
     if worker.without_group and worker.progress.stopped_for_long:
         spent = worker.progress.seconds
         what = "it left its group" if worker.epoch else "it got ready to join"
         text = f"hung: stopped by a signal (state T) for {spent:.1f} s, while {what}"
         return hang.Hang(scope=STOPPED, seconds=spent, message=text)
-    silent = now - worker.spawned_at
+    silent = hang.count_seconds(worker.spawned_at, now, stops)
     if worker.state is State.SPAWNED and silent > limits.startup:
         text = (
             f"hung: the script has not called everstep.run within {silent:.0f} s of its start; make its imports "
             "faster, or raise recovery.startupSeconds (--startup-seconds)"
         )
         return hang.Hang(scope="startup", seconds=silent, message=text)
-    if worker.saving_since is not None and now - worker.saving_since > limits.step:
-        spent = now - worker.saving_since
+    saves = worker.saving_since
+    spent = hang.count_seconds(saves, now, stops) if saves is not None else 0.0
+    if spent > limits.step:
         text = f"hung: {spent:.0f} s in a save, the limit is {limits.step:.0f} s"
         return hang.Hang(scope="save", seconds=spent, message=text)
     computes = worker.state in (State.STARTED, State.TRACKED)
@@ -130,4 +139,5 @@ def _find_hang(worker: Worker, limits: hang.Limits, now: float) -> hang.Hang | N
         cut=worker.cut_at,
         limits=limits,
         now=now,
+        stops=stops,
     )
