@@ -3,6 +3,7 @@ import contextlib
 import io
 import itertools
 import threading
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +36,8 @@ from everstep_agent.runlog.log_index import LogIndex
 from everstep_agent.runlog.run_log import Appended, RunLog
 from everstep_agent.storage import ObjectStore, open_store
 from everstep_agent.storage.errors import Denied, Unreachable
-from everstep_contract import codec, layout, log, manifest
+from everstep_contract import codec, layout, ledger, log, manifest
+from everstep_contract.ledger import LedgerEntry
 from everstep_contract.log import Retire
 from everstep_contract.manifest import Chunk, Piece, Tensor
 from everstep_contract.units import Mesh
@@ -462,6 +464,23 @@ async def test_chunks_of_a_save_that_was_read_back_are_sent_once(
     four = await uploader.upload(replace(first, step=4), 1)
     assert four.chunks == two.chunks
     assert len(watched.calls) == 3
+
+
+async def test_the_event_loop_does_not_encode_the_ledger(
+    memory: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes 2 s for 5,000 steps of 1,024 samples, and the lead's agent often coordinates."""
+    encoded, encode = list[threading.Thread](), ledger.encode_lines
+
+    def note(entries: Iterable[LedgerEntry]) -> bytes:
+        encoded.append(threading.current_thread())
+        return encode(entries)
+
+    monkeypatch.setattr(ledger, "encode_lines", note)
+    staged = stage(tmp_path, epoch=1, step=2, rank=0, world=1)
+    await Uploader(memory, TOKEN).upload(staged, 0, [entry(1), entry(2)])
+    assert encoded
+    assert threading.current_thread() not in encoded
 
 
 async def test_a_part_survives_the_wire(memory: ObjectStore, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.a_run import stage
+from agent.a_run import entry, stage
 from agent.given import an_epoch
 from everstep_agent import logline
 from everstep_agent.checkpoint import unsent
@@ -27,6 +27,7 @@ from everstep_agent.pod.unfinished_saves import (
     choose_unsent,
 )
 from everstep_agent.storage import open_store
+from everstep_contract import codec
 from everstep_contract.manifest import Chunk
 from everstep_contract.wire import Staged, StagedTensor
 
@@ -65,6 +66,26 @@ async def test_a_copied_save_becomes_a_staged_file_again(tmp_path: Path, disk: F
     path = tmp_path / "again.part"
     assert unsent.rebuild(found, disk, path).staged.path == str(path)
     assert path.read_bytes() == BODY
+
+
+def test_the_record_of_a_long_ledger_is_encoded_piece_by_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent's event loop stands still while one piece is encoded, in whichever thread."""
+    pieces, dumps = list[int](), codec.dumps
+
+    def note(value: object) -> bytes:
+        raw = dumps(value)
+        pieces.append(len(raw))
+        return raw
+
+    staged = Staged(epoch=1, step=50, path=str(tmp_path / "s.part"), tensors=(), lead=True)
+    own = Unsent(staged=staged, rank=0, entries=tuple(entry(step) for step in range(1, 51)))
+    for record in (own, replace(own, entries=())):
+        assert unsent.encode(record) == codec.dumps(record)
+    monkeypatch.setattr(codec, "dumps", note)
+    ((_, place),) = unsent.write_unsent(own).items()
+    assert max(pieces) < place.bytes / 5
 
 
 async def test_a_save_that_was_not_copied_completely_is_not_offered(

@@ -145,7 +145,7 @@ class Uploader:
         lines = [e for e in entries if e.step <= staged.step]
         if not lines:
             return (), []
-        body = ledger.encode_lines(lines)
+        body = await aside.run(ledger.encode_lines, lines)
         chunk = await self._put(staged, await aside.run(compute, body), body)
         return build_segments(lines, chunk.digest), [chunk]
 
