@@ -215,8 +215,11 @@ class EpochLevel:
     hung: tuple[Hung, ...] = ()
 
     def member(self, slot: int, attempt: int, incarnation: int) -> EpochMember | None:
-        ident = (slot, attempt, incarnation)
-        return next((m for m in self.members if m.id == ident), None)
+        return self._by_id.get((slot, attempt, incarnation))
+
+    @cached_property
+    def _by_id(self) -> dict[Id, EpochMember]:
+        return {m.id: m for m in self.members}
 
     def place_after(self, former: int, id: Id) -> EpochMember | None:
         """The pod's place, if this epoch continues epoch `former` in place; None: it has none."""
