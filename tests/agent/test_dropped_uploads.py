@@ -3,8 +3,11 @@
 import asyncio
 import io
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from agent.a_run import entry, stage
 from agent.unreliable import UnreliableStore
@@ -13,8 +16,11 @@ from everstep_agent.checkpoint.ledger import Book
 from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.parts import Part
 from everstep_agent.checkpoint.tiers import find_problem
+from everstep_agent.checkpoint.unsent import Unsent, write_unsent
+from everstep_agent.pod import save_queue
 from everstep_agent.pod.save_queue import Listener, Uploads
 from everstep_agent.storage import open_store
+from everstep_contract.places import Place
 
 
 class GatedStore(UnreliableStore):
@@ -32,6 +38,10 @@ class GatedStore(UnreliableStore):
         self.count += 1
         self.away = 0 < self.fails_from <= self.count
         await super().put(key, bytes(body))
+
+
+def list_files(folder: Path) -> list[str]:
+    return [path.name for path in folder.rglob("*") if path.is_file()]
 
 
 def an_upload_queue(store: GatedStore, folder: Path, listener: Listener) -> Uploads:
@@ -104,6 +114,33 @@ async def test_what_the_store_took_of_a_dropped_save_is_not_used_for_the_next_tr
             assert not find_problem(chunk, await store.get(chunk.key))
     finally:
         await uploads.close()
+
+
+async def test_a_save_that_ends_with_its_epoch_leaves_no_record_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that writes it goes on: for seconds if the ledger is long."""
+    began, gate, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def write(record: Unsent) -> dict[str, Place]:
+        began.set()
+        gate.wait(30)
+        try:
+            return write_unsent(record)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(save_queue, "write_unsent", write)
+    listener = Listener(
+        on_part=lambda part: None, on_failed=lambda staged, rank: None, on_held=lambda: None
+    )
+    uploads = an_upload_queue(GatedStore(), tmp_path, listener)
+    uploads.add(stage(tmp_path, epoch=1, step=3, rank=0, world=1), 0)
+    assert await asyncio.to_thread(began.wait, 30)
+    await uploads.close()
+    gate.set()
+    assert await asyncio.to_thread(ended.wait, 30)
+    assert list_files(tmp_path) == []
 
 
 async def test_newer_saves_do_not_take_the_place_of_the_one_that_is_uploaded(

@@ -124,7 +124,8 @@ class MemoryTier:
         file = Path(path)
         self._held.pop(file, None)
         self._checked = {d: p for d, p in self._checked.items() if p.path != path}
-        freeing = delete_beside((note_of(file), unsent_of(file), file))
+        # The file first: a thread that writes its record looks afterwards whether the file is there.
+        freeing = delete_beside((file, note_of(file), unsent_of(file)))
         self._freeing = [t for t in (*self._freeing, freeing) if t is not None and t.is_alive()]
         self.changed.fire()
 

@@ -46,9 +46,15 @@ def unsent_of(file: Path) -> Path:
 
 
 def write_unsent(unsent: Unsent) -> dict[str, Place]:
-    """Write the record. Returns its digest, and where it is. Raises OSError."""
-    path, body = unsent_of(Path(unsent.staged.path)), encode(unsent)
+    """Write the record. Returns its digest, and where it is. Raises OSError.
+
+    If the staged file is deleted meanwhile, the record is, too: nobody else would delete it.
+    """
+    file = Path(unsent.staged.path)
+    path, body = unsent_of(file), encode(unsent)
     replace_file(path, body)
+    if not file.exists():
+        path.unlink(missing_ok=True)
     return {digest.compute(body): Place(path=str(path), start=0, bytes=len(body))}
 
 
