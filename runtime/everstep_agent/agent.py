@@ -23,6 +23,7 @@ from everstep_agent.context import Context
 from everstep_agent.delivery import Delivery
 from everstep_agent.identity import Identity
 from everstep_agent.own_agent import OwnAgent
+from everstep_agent.pace import Pace
 from everstep_agent.peers import http
 from everstep_agent.peers.client import Pool
 from everstep_agent.peers.follower import Follower
@@ -36,6 +37,9 @@ from everstep_agent.storage.retrying import Retrying
 from everstep_contract import env, position, report
 
 WATCH_SECONDS = 0.25
+"""Pause between two looks at this pod's workers, and at whether the agent should end. News ends it."""
+QUIET_WATCH_SECONDS = 1.0
+"""The same while there is no news."""
 FAILURE_SECONDS = 8.0
 """How long an agent whose worker reported a failure that ends the job waits for the coordinator to
 end the job with it.
@@ -232,6 +236,7 @@ class Agent:
     # --- watching --------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
+        pace = Pace(WATCH_SECONDS, QUIET_WATCH_SECONDS)
         while True:
             now = time.monotonic()
             self.pod.look(now)
@@ -239,7 +244,10 @@ class Agent:
             if found is not None:
                 self._end(found)
                 return
-            await asyncio.sleep(WATCH_SECONDS)
+            if self._leave_by is not None:
+                pace.note_news()
+            self.pod.news.clear()
+            await pace.wait_for_news(self.pod.news)
 
     async def _watch_progress(self) -> None:
         while True:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from agent.gang import Gang, assert_exact
+from everstep_agent import agent
 from everstep_contract import report
 
 
@@ -133,3 +134,13 @@ async def test_an_ecc_error_four_times_in_the_same_step_does_not_end_the_job(
         assert [c.cause for c in claims[1:]] == ["DeviceFailed"] * 4
         assert "double-bit error" in gang.seen.incidents[-1].message
         await assert_exact(gang, 20)
+
+
+async def test_news_alone_ends_agents_that_look_rarely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "WATCH_SECONDS", 1e6)
+    monkeypatch.setattr(agent, "QUIET_WATCH_SECONDS", 1e6)
+    async with Gang(tmp_path, 2) as gang:
+        ends = await gang.reports()
+        assert {r.cause for r in ends.values()} == {report.Cause.DONE}

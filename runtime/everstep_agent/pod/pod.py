@@ -68,6 +68,8 @@ class Pod:
         self.line = line = context.line
         self.relay = relay
         self.changed = asyncio.Event()
+        self.news = asyncio.Event()
+        """Set whenever `look` may find something to do before it is due."""
         self.leaving = False
         self._notice = 0.0
         """As `AgentReport.notice`."""
@@ -157,6 +159,8 @@ class Pod:
     # --- levels ----------------------------------------------------------------------------------
 
     def apply(self, published: Levels) -> None:
+        if self._newest is None or published.version != self._newest.version:
+            self.news.set()
         self._newest, self.deaths.wanted = published, published.wanted
         self.deaths.look(time.monotonic())
         level = published.epoch
@@ -524,6 +528,7 @@ class Pod:
 
     def _touch(self) -> None:
         self.changed.set()
+        self.news.set()
 
     def build_report(self, now: float) -> AgentReport:
         current = [self.workers.current[i] for i in sorted(self.workers.current)]
