@@ -51,6 +51,7 @@ def test_a_worker_with_an_unknown_way_does_not_start(monkeypatch: pytest.MonkeyP
 
 def test_all_ranks_go_the_way_of_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [AgentStore(shared, 1) for shared in [Keys()] * 2]
+    monkeypatch.setattr(forming, "can_reconfigure", lambda: True)
     assert forming._agree(keys[0], forming.RECONFIGURE) == forming.RECONFIGURE
     assert forming._agree(keys[1], forming.REINIT) == forming.RECONFIGURE
     monkeypatch.setattr(forming, "can_reconfigure", lambda: False)

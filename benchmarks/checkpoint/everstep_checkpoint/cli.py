@@ -72,7 +72,8 @@ def describe(rows: Sequence[Row]) -> str:
         return ""
     first = rows[0]
     lines = [
-        f"{first.mib} MiB, {first.ranks} ranks, a step of {first.step_ms:.0f} ms, memcpy {first.limit_gbs:.1f} GB/s",
+        f"{first.mib} MiB, {first.ranks} ranks, a step of {first.step_ms:.0f} ms, memcpy {first.limit_gbs:.1f} GB/s"
+        f"{_describe_tensors(rows)}",
         f"  {'system':<20} {'stall p50':>10} {'p99':>9} {'first':>9} {'10 steps':>9} {'durable':>8}"
         f" {'restore':>9} {'memory':>9}",
     ]
@@ -84,6 +85,11 @@ def describe(rows: Sequence[Row]) -> str:
             f" {'× ' + format(row.slowdown, '.3f'):>9} {durable:>8} {restore:>9} {memory:>9}"
         )
     return "\n".join(lines)
+
+
+def _describe_tensors(rows: Sequence[Row]) -> str:
+    found = [row.tensors_gbs for row in rows if row.tensors_gbs is not None]
+    return f", tensor by tensor {max(found):.1f} GB/s" if found else ""
 
 
 def _show_speed(gbs: float | None) -> str:

@@ -1,7 +1,7 @@
 """Load the newest checkpoint of a run as an agent and a worker do together, and write how long it
 took. In each try every rank loads it first from the store, then from the memory of the same agent,
-as after the death of a worker. Then it measures a memcpy of as many bytes. All ranks do each of
-these at the same time.
+as after the death of a worker. Then it measures a memcpy of as many bytes, at once and tensor by
+tensor. All ranks do each of these at the same time.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ def main(uri: str, ranks: int) -> int:
 def load(uri: str, rank: int, together: Barrier) -> None:
     """What one rank and its agent do."""
     plan = workload.read_plan()
-    spent: dict[str, list[float]] = {"store": [], "memory": [], "memcpy": []}
+    spent: dict[str, list[float]] = {"store": [], "memory": [], "memcpy": [], "tensors": []}
     for _ in range(TRIES):
         with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, asyncio.Runner() as loop:
             agent = Agent(uri, Path(folder))
@@ -49,6 +49,8 @@ def load(uri: str, rank: int, together: Barrier) -> None:
                 spent[source].append(_restore(agent, loop, plan.mib, together))
         together.wait()
         spent["memcpy"].append(workload.measure_memcpy(plan.mib * 2**20))
+        together.wait()
+        spent["tensors"].append(workload.measure_tensor_memcpy(plan.mib))
     workload.write_loads(rank, spent)
 
 

@@ -37,6 +37,10 @@ class Row:
     """Speed of a memcpy of as many bytes in the same run. If the ranks load at the same time, they
     also copy at the same time.
     """
+    tensors_gbs: float | None
+    """The same, tensor by tensor: the C library copies a block of the size of a tensor in another
+    way than a large block.
+    """
     step_ms: float
 
     def to_document(self) -> dict[str, object]:

@@ -137,6 +137,7 @@ def _read(system: str, plan: Plan, ranks: int, written: Mapping[int, float]) -> 
         restore_gbs=speed.get("store"),
         memory_gbs=speed.get("memory"),
         limit_gbs=memcpy,
+        tensors_gbs=speed.get("tensors"),
         step_ms=cost.step * 1e3,
     )
 

@@ -114,6 +114,18 @@ def measure_memcpy(size: int) -> float:
     return min(spent)
 
 
+def measure_tensor_memcpy(mib: int) -> float:
+    """The same for the tensors of the model, one after the other, by one thread."""
+    into = [tensor.detach() for tensor in build_model(mib).parameters()]
+    source, spent = [tensor.clone() for tensor in into], []
+    for _ in range(5):
+        started = time.monotonic()
+        for target, tensor in zip(into, source, strict=True):
+            target.copy_(tensor)
+        spent.append(time.monotonic() - started)
+    return min(spent)
+
+
 def write_loads(rank: int, spent: Mapping[str, Sequence[float]]) -> None:
     """Write the times of a rank's loads. `spent`: source → seconds of each try to load from it."""
     (Path(read_plan().folder) / f"load-{rank}.json").write_text(json.dumps(spent))
