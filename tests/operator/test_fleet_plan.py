@@ -8,6 +8,7 @@ from everstep_operator.evidence import MISSING
 from everstep_operator.fleet.actions import CreateQuarantine, Tell
 from everstep_operator.fleet.apply import apply_plan
 from everstep_operator.fleet.budget import Budget, parse_budget
+from everstep_operator.fleet.marks import EXPECTED_LIMIT
 from everstep_operator.fleet.memory import REFUSED_SECONDS
 from everstep_operator.fleet.observed import Policy
 from everstep_operator.quarantines import EVIDENCE_LIMIT
@@ -391,6 +392,14 @@ async def test_a_gpu_that_was_swapped_takes_the_place_of_the_old_one() -> None:
     fleet.gpus = {"node-1": frozenset({"GPU-b", "GPU-c"})}
     await fleet.settle()
     assert fleet.cluster.nodes()["node-1"].expected == ("GPU-b", "GPU-c")
+
+
+async def test_a_node_with_more_gpus_than_its_annotation_lists_is_patched_once() -> None:
+    fleet = a_fleet()
+    fleet.gpus = {"node-1": frozenset(f"GPU-{n:03}" for n in range(EXPECTED_LIMIT + 1))}
+    await fleet.settle()
+    assert len(fleet.cluster.nodes()["node-1"].expected) == EXPECTED_LIMIT
+    assert len(fleet.cluster.writes) == 1
 
 
 async def test_a_quarantine_written_by_hand_quarantines_its_node() -> None:

@@ -125,5 +125,9 @@ def _answered_text(node: NodeFacts, evidence: Iterable[Evidence]) -> str:
 
 
 def _expected_text(node: NodeFacts, uuids: Iterable[str]) -> str:
-    kept = tuple(sorted(uuids))[:EXPECTED_LIMIT]
-    return write(ExpectedGpus(machine=node.machine, uuids=kept))
+    return write(ExpectedGpus(machine=node.machine, uuids=limit_expected(uuids)))
+
+
+def limit_expected(uuids: Iterable[str]) -> tuple[str, ...]:
+    """As many of the GPUs as the annotation may list, always the same ones."""
+    return tuple(sorted(uuids))[:EXPECTED_LIMIT]

@@ -271,10 +271,11 @@ def _plan_statuses(view: View) -> Iterator[Action]:
 def _plan_expectations(view: View) -> Iterator[PatchNode]:
     for name in sorted(view.observed.findings.unlisted):
         finding, node = view.observed.findings.of(name), view.observed.nodes.get(name)
-        if node is None or not finding.present - set(node.expected):
+        if node is None:
             continue
-        body = marks.build_expectation(node, choose_expected(node.expected, finding.present))
-        yield PatchNode(node=node, body=body)
+        expected = marks.limit_expected(choose_expected(node.expected, finding.present))
+        if expected != node.expected:
+            yield PatchNode(node=node, body=marks.build_expectation(node, expected))
 
 
 def _with_repairs(memory: FleetMemory, actions: tuple[Action, ...], now: float) -> FleetMemory:
