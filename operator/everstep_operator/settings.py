@@ -52,7 +52,7 @@ class Settings(BaseModel):
         default=100, ge=1, description="burst of writes; half of it is reserved for recoveries"
     )
     scrape_seconds: float = Field(
-        default=15.0, gt=0, description="seconds between two scrapes of an exporter"
+        default=15.0, gt=0, le=300, description="seconds between two scrapes of an exporter"
     )
     scrape_timeout_seconds: float = Field(default=5.0, gt=0, description="time limit of one scrape")
     exporter_selectors: str = Field(

@@ -25,6 +25,7 @@ WRONG = [
     ("exporter.selectors={a;b}", "selectors"),
     ("exporter.namespaces={GPU}", "namespaces"),
     ("scrapeSeconds=0", "scrapeSeconds"),
+    ("scrapeSeconds=600", "scrapeSeconds"),
     ("logLevel=LOUD", "logLevel"),
     ("image.pullPolicy=Sometimes", "pullPolicy"),
     ("extraArgs={verbose}", "extraArgs"),
