@@ -63,6 +63,8 @@ class History:
     memory: signals.NodeMemory = field(default_factory=signals.NodeMemory)
     died_at: float | None = None
     energy: float = 0.0
+    dated: bool = True
+    """Whether the exporter exports the energy counter."""
 
     def scrape(self, *outcomes: Page | ScrapeFailure, moving: bool = True) -> "History":
         """Scrape once per outcome. With `moving`, every GPU has used energy since the last page."""
@@ -75,7 +77,8 @@ class History:
         return self
 
     def _with_energy(self, page: Page) -> Page:
-        gpus = {u: replace(gpu, energy=self.energy) for u, gpu in page.gpus.items()}
+        energy = self.energy if self.dated else None
+        gpus = {u: replace(gpu, energy=energy) for u, gpu in page.gpus.items()}
         return replace(page, gpus=gpus)
 
     def restarted(self) -> "History":

@@ -59,7 +59,7 @@ def test_the_conclusion_stands_for_a_leader_that_has_seen_nothing_or_less() -> N
 def test_the_loss_of_a_further_gpu_adds_its_holder() -> None:
     history = History().scrape(BOTH_HELD, *[LOST] * 3)
     held = a_quarantine(history.finding())
-    worse = history.scrape(*[a_page()] * 3).finding()
+    worse = history.scrape(*[a_page()] * 61).finding()
     assert conclude(held, worse) == (NodeState.GONE, GonePods(holders=(ONE, TWO)))
 
 

@@ -144,6 +144,15 @@ def test_one_sample_that_an_exporter_serves_many_times_counts_once() -> None:
     assert history.scrape(LOST, LOST).states() == ["gone"]
 
 
+def test_without_the_energy_counter_one_sample_counts_once_too() -> None:
+    """The exporter collects every 30 s, and nothing on its page tells two samples apart."""
+    history = History(dated=False).scrape(HEALTHY, *[LOST] * 30)
+    assert history.states() == ["suspect"]
+    assert history.scrape(*[LOST] * 30).states() == ["suspect"]
+    assert history.scrape(LOST).states() == ["gone"]
+    assert history.scrape(HEALTHY).states() == []
+
+
 def test_a_gpu_that_was_swapped_is_not_missing() -> None:
     history = History(facts=a_node(expected=(A, B))).scrape(HEALTHY).rebooted()
     swapped = a_page(a_gpu("GPU-2a"), a_gpu(B))
@@ -186,7 +195,7 @@ def test_the_pods_of_a_lost_gpu_are_remembered_from_its_last_page() -> None:
 
 
 def test_every_gpu_gone_from_a_page_that_still_has_headings_is_gone() -> None:
-    assert History().scrape(HEALTHY, *[a_page()] * 3).states() == ["gone", "gone"]
+    assert History().scrape(HEALTHY, *[a_page()] * 61).states() == ["gone", "gone"]
 
 
 def test_empty_pages_are_silence_as_long_as_the_node_offers_its_gpus() -> None:

@@ -160,12 +160,11 @@ class _Fold:
     ) -> NodeMemory:
         at = scrape.started
         moved = any(_energy_grew(memory.gpus.get(u), sample) for u, sample in page.gpus.items())
-        # A page without energy does not show whether it is a new sample.
-        fresh = moved or all(sample.energy is None for sample in page.gpus.values())
+        undated = all(sample.energy is None for sample in page.gpus.values())
         known = {*facts.expected, *memory.gpus} - memory.swapped
         uuids = choose_expected(known, page.gpus.keys())
         gpus = {
-            uuid: self._remember_gpu(memory.gpus.get(uuid), page.gpus.get(uuid), at, fresh)
+            uuid: self._remember_gpu(memory.gpus.get(uuid), page.gpus.get(uuid), at, moved, undated)
             for uuid in sorted(uuids)
         }
         sampled_after, sampled_steady = _sampled(memory, scrape, page, moved, self.limits)
@@ -186,12 +185,18 @@ class _Fold:
         )
 
     def _remember_gpu(
-        self, gpu: GpuMemory | None, sample: GpuSample | None, at: float, fresh: bool
+        self,
+        gpu: GpuMemory | None,
+        sample: GpuSample | None,
+        at: float,
+        moved: bool,
+        undated: bool,
     ) -> GpuMemory:
-        """`fresh`: the page shows a newer sample than the last one. Exporters serve one sample for
-        many requests, and it counts once.
+        """`moved`: the page shows a newer sample than the last one; `undated`: it has no energy, so
+        nothing shows that. Exporters serve one sample for many requests, and it counts once.
         """
         gpu = gpu or GpuMemory()
+        fresh = moved or (undated and self._has_sampled_again(gpu, at))
         if sample is None and gpu.missing and not fresh:
             return gpu
         if sample is None:
@@ -209,6 +214,10 @@ class _Fold:
             onsets=MappingProxyType(self._onsets(gpu, changes, at)),
             pods=sample.pods,
         )
+
+    def _has_sampled_again(self, gpu: GpuMemory, at: float) -> bool:
+        """Whether the exporter has had the time to collect once more since the last page that counts."""
+        return at - gpu.missing_since >= gpu.missing * self.limits.sampling
 
     def _onsets(
         self, gpu: GpuMemory, changes: Mapping[str, Change], at: float
