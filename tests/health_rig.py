@@ -17,13 +17,19 @@ A, B = "GPU-aaaa", "GPU-bbbb"
 
 
 def a_page(
-    energy: int, *, uuids: tuple[str, ...] = (A, B), xid: int = 0, remap: int = 0, pod: str = ""
+    energy: int,
+    *,
+    uuids: tuple[str, ...] = (A, B),
+    xid: int = 0,
+    remap: int = 0,
+    pod: str = "",
+    host: str = "x",
 ) -> str:
     lines = []
     for uuid in uuids:
         first = uuid == A
         holder = f',namespace="default",pod="{pod}"' if pod and uuid == uuids[0] else ""
-        labels = f'gpu="{int(not first)}",UUID="{uuid}",Hostname="x"{holder}'
+        labels = f'gpu="{int(not first)}",UUID="{uuid}",Hostname="{host}"{holder}'
         lines += [
             f"DCGM_FI_DEV_XID_ERRORS{{{labels}}} {xid if first else 0}",
             f"DCGM_FI_DEV_ROW_REMAP_FAILURE{{{labels}}} {remap if first else 0}",

@@ -46,6 +46,18 @@ async def test_act_one_xid_64_leads_to_leaving_and_a_cordon_in_one_round(rig: Ri
     assert (quarantine.state, quarantine.incident) == ("Quarantined", verdict.incident)
 
 
+async def test_a_page_that_names_another_node_says_nothing_about_either(rig: Rig) -> None:
+    """The exporter's pod has ended, and its address belongs to the exporter of node-1 by now."""
+    await rig.rounds(2, host="node-0")
+    await rig.rounds(4, host="node-1", uuids=("GPU-cccc",))
+    assert rig.receiver.states() == {"node-0": "unknown"}
+    assert "the page of node node-1" in rig.receiver.verdicts["node-0"].message
+    assert not rig.cluster.quarantines()
+    assert rig.cluster.nodes()["node-0"].expected == (A, B)
+    await rig.rounds(1, host="node-0")
+    assert rig.receiver.states() == {}
+
+
 async def test_act_two_a_gpu_that_vanishes_is_suspect_twice_and_then_gone(rig: Rig) -> None:
     await rig.rounds(2, pod="byte-lm-0-1")
     seen = []

@@ -8,7 +8,12 @@ from everstep_operator import kube
 from everstep_operator.health.outcomes import Scrape, ScrapeFailure
 from everstep_operator.health.parse import Metrics
 from everstep_operator.health.scrape import Scraper
-from everstep_operator.health.targets import Targets, build_failures, choose_targets
+from everstep_operator.health.targets import (
+    Targets,
+    build_failures,
+    choose_targets,
+    refuse_foreign,
+)
 from everstep_operator.kube import Kube, Object
 from everstep_operator.logs import OnChange
 from everstep_operator.roster import Roster
@@ -61,7 +66,8 @@ class Exporters:
                 raise
             said = f"the exporter pods cannot be listed, the known ones are read: {error.message}"
             self._said.say("exporters", said)
-        scrapes = await self._scraper.scrape_all(self._targets.by_node.values())
+        found = await self._scraper.scrape_all(self._targets.by_node.values())
+        scrapes = [refuse_foreign(scrape, roster.nodes) for scrape in found]
         scrapes += build_failures(self._targets, known, self._clock())
         if any(isinstance(scrape.outcome, ScrapeFailure) for scrape in scrapes):
             self.list_anew()

@@ -19,6 +19,8 @@ class FailureKind(enum.Enum):
     """There is no exporter pod on the node any more."""
     CONTESTED = "contested"
     """There is more than one exporter pod on the node: see `targets`."""
+    FOREIGN = "foreign"
+    """The page names another node: the pod has ended, and its address belongs to that node's exporter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

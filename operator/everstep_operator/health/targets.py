@@ -7,7 +7,8 @@ labels;
 
 2. the pod's controller is a DaemonSet, so that the right to create pods alone is not enough;
 
-3. and only for the node on which its pod runs, whatever its page claims.
+3. and only for the node on which its pod runs, whatever its page claims. A page that names another
+node of the cluster is not used at all.
 
 Two exporters on one node may contradict each other, and nothing shows which is right. So
 neither is asked: the node is *contested*, which leads to the verdict unknown and to no action.
@@ -16,9 +17,10 @@ the DaemonSet contests nothing.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from everstep_operator.health.outcomes import FailureKind, Scrape, ScrapeFailure, Target
+from everstep_operator.health.parse import Page
 from everstep_operator.world import controller_of
 
 Pod = Mapping[str, object]
@@ -62,6 +64,17 @@ def build_failures(targets: Targets, known: Iterable[str], now: float) -> list[S
         *(_failure(node, FailureKind.ABSENT, none, now) for node in absent),
         *(_failure(n, FailureKind.CONTESTED, _describe_contest(p), now) for n, p in contested),
     ]
+
+
+def refuse_foreign(scrape: Scrape, nodes: Collection[str]) -> Scrape:
+    """The scrape, as a failure if its page names another of the `nodes`. A name that no node has is no
+    proof: some exporters give that of their pod.
+    """
+    page = scrape.outcome
+    if not isinstance(page, Page) or page.hostname == scrape.node or page.hostname not in nodes:
+        return scrape
+    message = f"the exporter's address gives the page of node {page.hostname}"
+    return replace(scrape, outcome=ScrapeFailure(kind=FailureKind.FOREIGN, message=message))
 
 
 def _failure(node: str, kind: FailureKind, message: str, now: float) -> Scrape:
