@@ -8,8 +8,8 @@ import pytest
 from everstep_contract.env import AgentEnv
 from everstep_contract.units import Mesh
 from everstep_operator import model
-from everstep_operator.jobs import manifests
-from job_builders import TEMPLATE, UID, a_job, a_spec
+from everstep_operator.jobs import conditions, manifests
+from job_builders import NOW, TEMPLATE, UID, a_job, a_spec, an_observation
 
 
 def built(spec: dict[str, Any] | None = None, **kwargs: Any) -> dict[str, Any]:
@@ -208,3 +208,28 @@ def test_a_variable_that_is_meant_for_users_is_no_clash() -> None:
 )
 def test_quantities_are_read_as_kubernetes_reads_them(text: str, size: int) -> None:
     assert manifests.to_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    ("mounts", "warned"),
+    [
+        ([], True),
+        (["/scratch"], False),
+        (["/scratch/"], False),
+        (["/scratch/everstep"], False),
+        (["/scratch/every"], True),
+        (["/data", "/scratch/everstep/deeper"], True),
+    ],
+)
+def test_a_disk_path_on_no_volume_is_told_in_the_condition(mounts: list[str], warned: bool) -> None:
+    """Else the copies fill the container's own layer, and end with it."""
+
+    def mount(spec: Any) -> None:
+        found = [{"name": f"v{n}", "mountPath": path} for n, path in enumerate(mounts)]
+        spec["containers"][0]["volumeMounts"] = found
+
+    spec = with_template(mount)
+    spec["checkpoint"] = {**spec["checkpoint"], "diskPath": "/scratch//everstep/"}
+    told = conditions.decide_checkpoint(an_observation(job=a_job(spec)), (), NOW)
+    assert ("mounts no volume at checkpoint.diskPath" in told.message) is warned
+    assert manifests.find_conflict(spec["workers"]["template"]) == "", "the job trains nevertheless"

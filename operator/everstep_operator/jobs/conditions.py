@@ -322,7 +322,7 @@ def decide_checkpoint(
             type="CheckpointHealthy",
             status=None,
             reason="NoCheckpointYet",
-            message="no checkpoint committed yet",
+            message=_with_warning(observed, "no checkpoint committed yet"),
         )
     if observed.running and (late := _late(observed, newest)):
         return ConditionDraft(
@@ -332,8 +332,13 @@ def decide_checkpoint(
         type="CheckpointHealthy",
         status=True,
         reason="CheckpointCommitted",
-        message="the newest checkpoint is committed",
+        message=_with_warning(observed, "the newest checkpoint is committed"),
     )
+
+
+def _with_warning(observed: Observed, text: str) -> str:
+    warning = manifests.describe_unmounted(observed.job)
+    return f"{text}; {warning}" if warning else text
 
 
 def _still_without_commit(

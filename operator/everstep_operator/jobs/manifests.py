@@ -8,6 +8,7 @@ pod; the rest of Pod Security "restricted" if the template says non-root.
 
 import copy
 import math
+import posixpath
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -129,6 +130,26 @@ def _conflict_of_names(spec: Mapping[str, Any], trainer: Mapping[str, Any]) -> s
         ):
             return f"port {port}: Everstep's agent uses {names.AGENT_PORT_NAME}/{names.AGENT_PORT}; move yours"
     return ""
+
+
+def describe_unmounted(job: Job) -> str:
+    """A warning if checkpoint.diskPath is on no volume of the training container; else empty. It is no
+    conflict: the job trains without that tier, and a webhook may mount the volume.
+    """
+    path = job.spec.checkpoint.disk_path if job.spec is not None else None
+    if not path:
+        return ""
+    trainer = find_trainer((job.raw_template.get("spec") or {}).get("containers") or [])
+    if trainer is None:
+        return ""
+    inside = posixpath.normpath(path) + "/"
+    mounts = (str(m.get("mountPath", "")) for m in trainer.get("volumeMounts") or ())
+    if any(inside.startswith(mount.rstrip("/") + "/") for mount in mounts if mount):
+        return ""
+    return (
+        f"the template mounts no volume at checkpoint.diskPath ({path}), so the copies there end with their container, "
+        "and use up the node's ephemeral storage: mount a volume of the node's disk there, or remove diskPath"
+    )
 
 
 def find_trainer(containers: list[Body]) -> Body | None:
