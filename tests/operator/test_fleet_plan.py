@@ -109,6 +109,16 @@ async def test_room_in_the_budget_admits_who_waited_if_it_is_still_at_fault() ->
     assert "QuarantineAdmitted" in fleet.cluster.reasons()
 
 
+async def test_a_bad_machine_that_registers_again_is_cordoned_even_beyond_the_budget() -> None:
+    fleet = await a_fleet(budget=1).break_("node-1").settle()
+    fleet.cluster.remove(kube.NODES, "node-1")
+    await fleet.break_("node-2", at=fleet.now).settle()
+    assert cordoned(fleet) == ["node-2"], "a node that is not there takes no place"
+    fleet.cluster.add(kube.NODES, a_node_object("node-1"))
+    await fleet.settle()
+    assert cordoned(fleet) == ["node-1", "node-2"]
+
+
 async def test_a_new_leader_admits_who_waited_although_the_exporter_shows_another_fault_now() -> (
     None
 ):
