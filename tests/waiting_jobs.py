@@ -59,7 +59,8 @@ class Waiting:
         self.world.ready = True
         self.passes = Passes(
             port=cast(Kube, self.cluster), world=self.world, agents=cast(Agents, Silent()),
-            key=b"k" * 32, clock=lambda: self.cluster.now, figures_seconds=10.0, wake=self.wake,
+            key=b"k" * 32, clock=lambda: self.cluster.now, steady=lambda: self.cluster.now,
+            figures_seconds=10.0, wake=self.wake,
         )  # fmt: skip
         self.board = VerdictBoard(self.passes, self.wake)
 

@@ -131,7 +131,7 @@ def test_only_a_computed_name_names_a_slot_and_an_attempt(name: str, place: Plac
 def an_operator(cluster: ToyCluster) -> passes.Passes:
     return passes.Passes(
         port=cast(Kube, cluster), world=World(), agents=cast(Agents, ToyJob(cluster=cluster)),
-        key=KEY, clock=lambda: cluster.now, figures_seconds=10.0, verdicts={},
+        key=KEY, clock=lambda: cluster.now, steady=lambda: cluster.now, figures_seconds=10.0, verdicts={},
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ def an_operator(cluster: ToyCluster) -> passes.Passes:
     cluster.put(kube.JOBS, {"metadata": metadata, "spec": a_spec()})
     made = passes.Passes(
         port=cast(Kube, cluster), world=World(), agents=cast(Agents, ToyJob(cluster=cluster)),
-        key=b"k" * 32, clock=lambda: cluster.now, figures_seconds=10.0,
+        key=b"k" * 32, clock=lambda: cluster.now, steady=lambda: cluster.now, figures_seconds=10.0,
     )  # fmt: skip
     cluster.feed(made.world)
     return made
@@ -111,6 +111,21 @@ async def test_a_node_that_the_api_server_has_no_more_is_lost_at_once() -> None:
     await operator.run(KEY)
     lost = [s for s in cluster.job()["status"]["slots"] if s.get("cause") == "NodeLost"]
     assert [(s["attempt"], s["formerNode"]) for s in lost] == [(2, "node-1")]
+
+
+async def test_a_clock_that_is_set_an_hour_ahead_ends_no_wait() -> None:
+    cluster = ToyCluster(stuck_nodes={"node-2"})
+    operator = an_operator(cluster)
+    await placed_pods(cluster, operator)
+    cluster.kill_node("node-1")
+    cluster.feed(operator.world)
+    await operator.run(KEY)
+    before = [s["attempt"] for s in cluster.job()["status"]["slots"]]
+    operator.clock = lambda: cluster.now + 3600
+    await operator.run(KEY)
+    status = cluster.job()["status"]
+    assert [s["attempt"] for s in status["slots"]] == before
+    assert status["restarts"]["byCause"] == {}
 
 
 async def test_events_about_what_was_observed_delay_no_recovery(

@@ -61,7 +61,8 @@ class Scene:
         self.job = YieldingJob(cluster=self.cluster)
         self.operator = passes.Passes(
             port=cast(Kube, self.cluster), world=World(), agents=cast(Agents, self.job),
-            key=b"k" * 32, clock=lambda: self.cluster.now, figures_seconds=10.0,
+            key=b"k" * 32, clock=lambda: self.cluster.now, steady=lambda: self.cluster.now,
+            figures_seconds=10.0,
             silent_nodes=lambda: {n: self.cluster.now - t for n, t in self.silent_since.items()},
         )  # fmt: skip
         self.operator.verdicts = {}

@@ -49,7 +49,8 @@ class Story:
     def _operator(self) -> Passes:
         return Passes(
             port=cast(Kube, self.cluster), world=World(), agents=cast(Agents, self.job),
-            key=b"k" * 32, clock=lambda: self.cluster.now, figures_seconds=10.0,
+            key=b"k" * 32, clock=lambda: self.cluster.now, steady=lambda: self.cluster.now,
+            figures_seconds=10.0,
         )  # fmt: skip
 
     async def play(self, done: Callable[["Story"], bool]) -> None:

@@ -14,7 +14,7 @@ from everstep_operator.values import NodeState
 
 @dataclass(slots=True)
 class Clocks:
-    """The clocks of one job. `now`: seconds of this operator's clock."""
+    """The clocks of one job. `now`: seconds of a clock that nobody sets."""
 
     _since: dict[str, dict[str, float]] = field(default_factory=dict)
 

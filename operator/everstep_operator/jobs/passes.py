@@ -84,13 +84,14 @@ class Passes:
     only nodes whose GPUs are watched.
     """
     steady: Callable[[], float] = time.monotonic
+    """Measures how long a state has lasted: when `clock` is set, no limit may seem to be over."""
     awaiting_judgment: set[Key] = field(default_factory=set)
     """Jobs with a worker that died because of its device: each judgment of a node may concern them.
     """
     _memories: dict[Key, Memory] = field(default_factory=dict)
     _not_ready: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """Node → the last transition of its Ready condition, and since when it has not been Ready. Only existing nodes
-    that are not Ready.
+    """Node → the last transition of its Ready condition, and since when (`steady`) it has not been Ready. Only
+    existing nodes that are not Ready.
     """
     _with_figures: int = 0
     """How many jobs have figures to write, when they were last counted."""
@@ -121,7 +122,7 @@ class Passes:
             raise
 
     async def _pass(self, found: Object, now: float) -> float | None:
-        observed = self.observe(found, now)
+        observed = self.observe(found)
         self._tell_deaths(observed)
         self._note_events(observed)
         self._tell_failed_starts(observed, now)
@@ -146,7 +147,7 @@ class Passes:
             self._with_figures = sum(map(observe.has_figures, self.world.jobs))
         return choose_figures_seconds(self.figures_seconds, self._with_figures, self.figures_qps)
 
-    def observe(self, found: Object, now: float) -> Observed:
+    def observe(self, found: Object) -> Observed:
         job = observe.to_job(found)
         memory = self._memory(job)
         told = self.agents.report_on(job.key)
@@ -161,18 +162,18 @@ class Passes:
             callers=told.callers,
             asked_for=told.asked_for,
             unproven=told.unproven,
-            nodes=self._nodes(pods, now),
+            nodes=self._nodes(pods, self.steady()),
             silent_nodes=self.silent_nodes(),
             verdicts=self.verdicts or {},
             judged=self.verdicts is not None,
             judged_ages=self._judged_ages(pods),
             rivals=self._find_rivals(found, pods),
-            lent=self._room.find_lent(found, pods, now),
+            lent=self._room.find_lent(found, pods, self.steady()),
             refusal=memory.refusal,
             spare_refusal=memory.spare_refusal,
             template_checked=memory.checked_generation == job.generation,
         )
-        return measure(memory.clocks, observed, now)
+        return measure(memory.clocks, observed, self.steady())
 
     async def tell_all(self, happening: EventDraft) -> None:
         """Write an Event on each job."""
