@@ -74,6 +74,15 @@ def test_a_gang_that_stays_incomplete_gives_its_pods_back_and_says_when_it_tries
     assert made == ["lm-0-2", "lm-1-2"]
 
 
+def test_a_clock_that_is_set_back_by_hours_does_not_prolong_the_pause() -> None:
+    observed = half_placed()
+    status = plan(observed, NOW).status
+    gone = [r.model_copy(update={"pod_uid": None, "attempt": 2}) for r in status.slots]
+    status = status.model_copy(update={"slots": gone})
+    again = plan(replace(observed, job=replace(observed.job, status=status), pods=()), NOW - 7200)
+    assert sum(isinstance(a, CreatePod) for a in again.actions) == 2
+
+
 def test_it_waits_for_gang_seconds_anew_after_each_try_and_the_pauses_grow() -> None:
     observed = half_placed()
     status = plan(observed, NOW).status

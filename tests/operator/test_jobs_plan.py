@@ -101,6 +101,7 @@ def test_a_quota_is_asked_again_after_a_while() -> None:
     observed = an_observation(job=a_job(), pods=(), seen=None, refusal=refusal)
     assert condition(plan(observed, NOW), "Running").reason == "PodRefused"
     assert any(isinstance(a, CreatePod) for a in plan(observed, NOW + 30).actions)
+    assert any(isinstance(a, CreatePod) for a in plan(observed, NOW - 3600).actions), "set back"
 
 
 @pytest.mark.parametrize(

@@ -64,9 +64,12 @@ def _lacks_room(observed: Observed, now: float) -> bool:
 
 
 def is_giving_back(observed: Observed, now: float) -> bool:
-    """Whether the job is between the decision to give its pods back and the next try."""
+    """Whether the job is between the decision to give its pods back and the next try. No pause is
+    longer than LONGEST_PAUSE_SECONDS twice; if it seems so, the clock was set back.
+    """
     gang = observed.job.status.gang
-    return gang is not None and now < (to_seconds(gang.retry_at) or 0.0) and not observed.running
+    left = (to_seconds(gang.retry_at) or 0.0) - now if gang is not None else 0.0
+    return 0 < left <= 2 * LONGEST_PAUSE_SECONDS and not observed.running
 
 
 def plan_first(observed: Observed, decided: GiveBack, now: float) -> Plan:

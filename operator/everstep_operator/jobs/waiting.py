@@ -31,7 +31,7 @@ def is_spare_held_back(observed: Observed, now: float) -> bool:
 def _still_applies(observed: Observed, refusal: Refusal | None, now: float) -> bool:
     if refusal is None or refusal.generation != observed.job.generation:
         return False
-    return now - refusal.at < refused_seconds(refusal)
+    return abs(now - refusal.at) < refused_seconds(refusal)  # the clock may be set back
 
 
 def refused_seconds(refusal: Refusal) -> float:
