@@ -4,8 +4,9 @@ The tests count bytecodes at one size and at ten times that size.
 """
 
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from everstep_operator.health.loop import HealthLoop
 from everstep_operator.jobs import passes
 from everstep_operator.jobs.observed import NodeFact, Observed
 from everstep_operator.jobs.plan import plan
+from everstep_operator.model import parse_spec
 from everstep_operator.scheduler import Scheduler
 from everstep_operator.settings import Settings
 from everstep_operator.values import NodeState, NodeVerdict
@@ -202,6 +204,52 @@ def a_large_job(pods: int) -> Observed:
 def test_the_plan_of_a_job_grows_with_its_pods_and_no_faster() -> None:
     small, large = (count(lambda n=n: plan(a_large_job(n), NOW)) for n in (SMALL, LARGE))
     assert large < small * LARGE / SMALL * SLACK
+
+
+def all_pods_are(**changes: Any) -> Callable[[Observed], Observed]:
+    return lambda job: replace(job, pods=tuple(replace(p, **changes) for p in job.pods))
+
+
+def all_nodes_are(state: NodeState) -> Callable[[Observed], Observed]:
+    def change(job: Observed) -> Observed:
+        found = (job_builders.a_verdict(n, state, incident=f"inc-{n}") for n in job.nodes)
+        return replace(job, verdicts={verdict.node: verdict for verdict in found})
+
+    return change
+
+
+def is_one_pod_now(job: Observed) -> Observed:
+    return replace(job, job=replace(job.job, spec=parse_spec(job_builders.a_spec(replicas=1))))
+
+
+def moves_all_slots(job: Observed) -> Observed:
+    """Its pods have vanished, and this has been counted."""
+    return replace(job, job=replace(job.job, status=plan(vanishes(job), NOW).status), pods=())
+
+
+def vanishes(job: Observed) -> Observed:
+    return replace(job, pods=())
+
+
+DISASTERS: dict[str, Callable[[Observed], Observed]] = {
+    "all pods vanish": vanishes,
+    "all pods have vanished": moves_all_slots,
+    "all pods are deleted": all_pods_are(deleting_until=NOW + 30),
+    "all pods are evicted": all_pods_are(phase="Failed", reason="Evicted", running_since=None),
+    "all nodes vanish": lambda job: replace(job, nodes={}),
+    "all nodes are gone": all_nodes_are(NodeState.GONE),
+    "all nodes are to be left": all_nodes_are(NodeState.LEAVING),
+    "one pod is enough": is_one_pod_now,
+}
+
+
+@pytest.mark.parametrize("change", DISASTERS.values(), ids=DISASTERS)
+def test_what_happens_to_all_pods_costs_as_much_as_there_are_pods_and_no_more(change: Any) -> None:
+    """A pass of many seconds costs the operator its Lease, and its successor makes the same pass."""
+    few, many = change(a_large_job(100)), change(a_large_job(400))
+    small, large = count(lambda: plan(few, NOW)), count(lambda: plan(many, NOW))
+    print(f"{small} bytecodes with 100 pods, {large} with 400")
+    assert large < small * 4 * SLACK
 
 
 def test_the_first_pods_of_a_unit_name_no_more_mates_the_larger_it_is() -> None:

@@ -10,12 +10,12 @@ place; seconds later comes the verdict on the node, which moves the slot. `statu
 has two entries with the same `quarantine`, which are counted and reported as one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from everstep_contract import names
 from everstep_contract.levels import RuntimeIncident
 from everstep_operator.jobs import budgets
-from everstep_operator.jobs.observed import Observed, Pod
+from everstep_operator.jobs.observed import Observed
 from everstep_operator.model_status import Incident, SlotStatus
 
 LONGEST_ID = 128
@@ -48,26 +48,27 @@ def choose_incident(
     first = min(slots)
     own = names.incident_id(cause, first, slots[first])
     moving = _moves_others(observed, cause, node)
-    return moving or _lived(observed, set(slots), cause)[:LONGEST_ID] or verdict or own
+    return moving or _lived(observed, slots, cause)[:LONGEST_ID] or verdict or own
 
 
-def _share_fault(observed: Observed, record: SlotStatus, cause: str, node: str) -> dict[int, int]:
+def _share_fault(
+    observed: Observed, record: SlotStatus, cause: str, node: str
+) -> Mapping[int, int]:
     """Slot → attempt of all slots that the same fault, or the same request, moves."""
-    current = {(r.slot, r.attempt) for r in observed.job.status.slots}
-    pods = [p for p in observed.pods if (p.slot, p.attempt) in current]
-    found = [p for p in pods if _is_shared(observed, p, cause, node)]
-    return {record.slot: record.attempt, **{p.slot: p.attempt for p in found}}
+    found = _find_shared(observed, cause, node)
+    return found if record.slot in found else {**found, record.slot: record.attempt}
 
 
-def _is_shared(observed: Observed, pod: Pod, cause: str, node: str) -> bool:
+def _find_shared(observed: Observed, cause: str, node: str) -> Mapping[int, int]:
     """A node's fault hits all pods on it; a drain deletes them together; one edit gives up several
     slots.
     """
     if cause == SCALED_DOWN:
-        return pod.slot not in observed.slots.wanted
-    if not node or pod.node != node:
-        return False
-    return budgets.is_node_cause(cause) or (cause == DELETED and pod.deleting)
+        return observed.unwanted
+    there = observed.recorded_on.get(node, ()) if node else ()
+    if cause == DELETED:
+        return {p.slot: p.attempt for p in there if p.deleting}
+    return {p.slot: p.attempt for p in there} if budgets.is_node_cause(cause) else {}
 
 
 def _moves_others(observed: Observed, cause: str, node: str) -> str:
@@ -83,7 +84,7 @@ def _moves_others(observed: Observed, cause: str, node: str) -> str:
     return ""
 
 
-def _lived(observed: Observed, slots: set[int], cause: str) -> str:
+def _lived(observed: Observed, slots: Collection[int], cause: str) -> str:
     """The id of the job's open incident; empty: there is none. If the job has lost several nodes at
     once in it, the incident belongs to the fault of the first node.
     """
@@ -93,6 +94,12 @@ def _lived(observed: Observed, slots: set[int], cause: str) -> str:
     def is_mine(incident: RuntimeIncident) -> bool:
         if of_node and incident.slots:
             return incident.slot in slots
-        return any(map(incident.concerns, slots))
+        return _concerns_any(incident, slots)
 
     return next((i.id for i in told if i.open and is_mine(i)), "")
+
+
+def _concerns_any(incident: RuntimeIncident, slots: Collection[int]) -> bool:
+    """Whether the incident concerns one of the slots, of which there may be thousands."""
+    named = [s for s in (incident.slot, *incident.slots) if s is not None]
+    return any(map(incident.concerns, [s for s in named if s in slots] if named else slots))

@@ -8,12 +8,13 @@ from a death when the verdict came, the death stays an entry of its own, with th
 `quarantine`: both entries are counted and reported as one (`faults.group_by_fault`).
 """
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from everstep_contract.levels import RuntimeIncident
 from everstep_operator.jobs.echoes import ECHO_SECONDS, link_verdicts, rename_verdicts
 from everstep_operator.jobs.faults import group_by_fault
-from everstep_operator.jobs.marks import list_moved, set_marks
+from everstep_operator.jobs.marks import build_scene, list_moved, set_marks
 from everstep_operator.jobs.membership import UNCOUNTED, Decision, Leave, Raise, Stay
 from everstep_operator.jobs.observed import Observed
 from everstep_operator.jobs.stamps import to_fine_stamp, to_seconds
@@ -37,10 +38,10 @@ def build_incidents(
 
     `attempts`: slot → current attempt.
     """
-    incidents = rename_verdicts(observed, observed.job.status.incidents)
-    for decision in decisions:
-        incidents = _with_decision(observed, incidents, decision, now)
-    incidents = [set_marks(observed, i, attempts, decisions, now) for i in incidents]
+    known = rename_verdicts(observed, observed.job.status.incidents)
+    incidents = _with_decisions(observed, known, decisions, now)
+    scene = build_scene(observed, attempts, decisions, now)
+    incidents = [set_marks(scene, i) for i in incidents]
     told = _recent(incidents, observed.seen.incidents if observed.seen else ())
     for runtime in told:
         incidents = _with_runtime(incidents, runtime, now, observed.job.status.step or 0)
@@ -81,30 +82,44 @@ def _recent(
 # --- what the operator decides ----------------------------------------------------------------------------
 
 
-def _with_decision(
-    observed: Observed, incidents: list[Incident], decision: Decision, now: float
+def _with_decisions(
+    observed: Observed, incidents: Sequence[Incident], decisions: Iterable[Decision], now: float
 ) -> list[Incident]:
-    if isinstance(decision, Stay) or (isinstance(decision, Leave) and decision.hold):
-        return incidents
-    if isinstance(decision, Raise) and not decision.counted:
-        return incidents
-    if decision.spare and decision.cause in UNCOUNTED:  # not a loss: the spare is no longer needed
-        return incidents
-    if decision.spare and not any(_is_same_loss(i, decision, now) for i in incidents):
-        return [_explained(i, decision, now) for i in incidents]
-    at = next((k for k, i in enumerate(incidents) if _is_moved_by(i, decision)), None)
-    if at is not None:
-        joined = _joined(incidents[at], decision)
-        return [*incidents[:at], joined, *incidents[at + 1 :]]
-    opened = _opened(observed, decision, now)
-    told = [i for i in incidents if _is_same_loss(i, decision, now)]
-    taken = told[-1] if told else None
-    others = [_explained(i, decision, now) for i in incidents if i is not taken]
-    return [*others, _absorbed(opened, taken) if taken else opened]
+    """A job may lose thousands of slots at once. So moves are found by their id, and only the few
+    incidents that move no slot, which are the job's own reports, are searched for each decision.
+    """
+    found, places = dict(enumerate(incidents)), itertools.count(len(incidents))
+    told = [k for k, i in found.items() if not list_moved(i)]
+    moves = {i.id: k for k, i in reversed(found.items()) if list_moved(i)}
+    joining: dict[int, list[Leave | Raise]] = {}
+    for decision in _list_moves(decisions):
+        same = [k for k in told if _is_same_loss(found[k], decision, now)]
+        at = moves.get(decision.incident)
+        if at is not None and not (decision.spare and not same):
+            joining.setdefault(at, []).append(decision)
+            continue
+        if not decision.spare or same:
+            opened = _opened(observed, decision, now)
+            if same:
+                told.remove(same[-1])
+                opened = _absorbed(opened, found.pop(same[-1]))
+            moves[opened.id] = next(places)
+            found[moves[opened.id]] = opened
+        found |= {k: _explained(found[k], decision, now) for k in told}
+    found |= {k: _joined(found[k], others) for k, others in joining.items()}
+    return list(found.values())
 
 
-def _is_moved_by(incident: Incident, decision: Leave | Raise) -> bool:
-    return incident.id == decision.incident and bool(list_moved(incident))
+def _list_moves(decisions: Iterable[Decision]) -> Iterator[Leave | Raise]:
+    """The decisions from which an incident follows: the slot is lost, or has to leave its node."""
+    for decision in decisions:
+        if isinstance(decision, Stay) or (isinstance(decision, Leave) and decision.hold):
+            continue
+        if isinstance(decision, Raise) and not decision.counted:
+            continue
+        if decision.spare and decision.cause in UNCOUNTED:  # no loss: the spare is not needed
+            continue
+        yield decision
 
 
 def _moved(decision: Leave | Raise) -> MovedSlot:
@@ -112,12 +127,14 @@ def _moved(decision: Leave | Raise) -> MovedSlot:
     return MovedSlot(slot=decision.slot, attempt=attempt)
 
 
-def _joined(incident: Incident, decision: Leave | Raise) -> Incident:
-    """Add another slot that the same fault moves; each slot is added once."""
+def _joined(incident: Incident, decisions: Iterable[Leave | Raise]) -> Incident:
+    """Add the other slots that the same fault moves; each slot is added once."""
     moved = list_moved(incident)
-    if not incident.open or any(m.slot == decision.slot for m in moved):
+    known = {m.slot for m in moved}
+    more = [_moved(d) for d in decisions if d.slot not in known]
+    if not (incident.open and more):
         return incident
-    return incident.model_copy(update={"slots": [*moved, _moved(decision)]})
+    return incident.model_copy(update={"slots": [*moved, *more]})
 
 
 def _explains(decision: Leave | Raise, told: Incident) -> bool:
@@ -139,9 +156,11 @@ def _explained(incident: Incident, decision: Leave | Raise, now: float) -> Incid
     """Give the verdict's quarantine to an interruption from which the job had recovered before the
     verdict.
     """
-    began = to_seconds(incident.started_at) or 0.0
     of_the_job = not list_moved(incident) and incident.slot == decision.slot
-    if not (of_the_job and decision.verdict and now - began <= ECHO_SECONDS):
+    if not (of_the_job and decision.verdict):
+        return incident
+    began = to_seconds(incident.started_at) or 0.0
+    if now - began > ECHO_SECONDS:
         return incident
     return incident.model_copy(update={"quarantine": incident.quarantine or decision.verdict})
 

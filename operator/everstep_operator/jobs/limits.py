@@ -41,9 +41,9 @@ def _limit_leaving(
     asked = {r.slot for r in records if r.leaving_since is not None}
     leaves = [d for d in decisions if isinstance(d, Leave) and (d.hold or d.cause in LIMITED)]
     leaves.sort(key=lambda d: (d.slot not in asked, d.hold, d.slot))
-    chosen = _moving(observed, records)
+    chosen, allowed = _moving(observed, records), count_allowed(observed)
     for decision in leaves:
-        if decision.slot in asked or len(chosen) < count_allowed(observed):
+        if decision.slot in asked or len(chosen) < allowed:
             chosen.add(decision.node)
     surplus = {d.slot: _wait_for_turn(d) for d in leaves if d.node not in chosen}
     return [surplus.get(d.slot, d) for d in decisions]

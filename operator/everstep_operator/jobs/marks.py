@@ -5,6 +5,7 @@ An incident that moves several slots has reached a mark once all of them have. T
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from everstep_operator.jobs.membership import Decision, Leave
 from everstep_operator.jobs.observed import Observed
@@ -25,20 +26,40 @@ def list_moved(incident: Incident) -> list[MovedSlot]:
     return [MovedSlot(slot=incident.slot, attempt=incident.attempt)]
 
 
-def set_marks(
-    observed: Observed,
-    incident: Incident,
-    attempts: Mapping[int, int],
-    decisions: Sequence[Decision],
-    now: float,
-) -> Incident:
-    """`attempts`: slot → current attempt."""
-    moved = [_note_left(observed, m) for m in list_moved(incident)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What all incidents share in one pass."""
+
+    observed: Observed
+    attempts: Mapping[int, int]
+    """Slot → current attempt."""
+    asked: frozenset[int]
+    """Slots that are asked to leave."""
+    inside: frozenset[int]
+    """Slots whose current attempt is a member."""
+    now: float
+
+
+def build_scene(
+    observed: Observed, attempts: Mapping[int, int], decisions: Sequence[Decision], now: float
+) -> Scene:
+    members = observed.seen.members if observed.seen else ()
+    return Scene(
+        observed=observed,
+        attempts=attempts,
+        asked=frozenset(d.slot for d in decisions if isinstance(d, Leave)),
+        inside=frozenset(m.slot for m in members if attempts.get(m.slot, m.attempt) == m.attempt),
+        now=now,
+    )
+
+
+def set_marks(scene: Scene, incident: Incident) -> Incident:
+    moved = [_note_left(scene.observed, m) for m in list_moved(incident)]
     if not incident.open or not moved:
         return incident
-    start = to_seconds(incident.started_at) or now
+    start = to_seconds(incident.started_at) or scene.now
     marks = {m.name: m.seconds for m in incident.marks}
-    for name, at in _list_reached(observed, incident, moved, attempts, decisions, now):
+    for name, at in _list_reached(scene, incident, moved):
         marks.setdefault(name, round(max(0.0, at - start), 3))
     return incident.model_copy(
         update={
@@ -58,29 +79,23 @@ def _note_left(observed: Observed, moved: MovedSlot) -> MovedSlot:
 
 
 def _list_reached(
-    observed: Observed,
-    incident: Incident,
-    moved: Sequence[MovedSlot],
-    attempts: Mapping[int, int],
-    decisions: Sequence[Decision],
-    now: float,
+    scene: Scene, incident: Incident, moved: Sequence[MovedSlot]
 ) -> list[tuple[str, float]]:
     """Marks with the time at which they were reached."""
-    verdict = observed.verdicts.get(incident.node or "")
+    verdict = scene.observed.verdicts.get(incident.node or "")
     found = list(verdict.marks.items()) if verdict and _is_of(incident, verdict) else []
-    slots = {m.slot for m in moved}
-    if any(isinstance(d, Leave) and d.slot in slots for d in decisions):
-        found.append(("leave", now))
-    each = [set(_reached_by(observed, m, attempts)) for m in moved]
+    if any(m.slot in scene.asked for m in moved):
+        found.append(("leave", scene.now))
+    each = [set(_reached_by(scene, m)) for m in moved]
     common = set[str].intersection(*each)
     trains = "running" if "running" in common else RESUMED
     order = ("commit", "left", "deleted", "created", trains)
-    return found + [(name, now) for name in order if name in common]
+    return found + [(name, scene.now) for name in order if name in common]
 
 
-def _reached_by(observed: Observed, moved: MovedSlot, attempts: Mapping[int, int]) -> Iterator[str]:
-    slot, old = moved.slot, moved.attempt
-    current = attempts.get(slot, old)
+def _reached_by(scene: Scene, moved: MovedSlot) -> Iterator[str]:
+    observed, slot, old = scene.observed, moved.slot, moved.attempt
+    current = scene.attempts.get(slot, old)
     if moved.left:
         yield from ("commit", "left")
     if current <= old:
@@ -92,7 +107,7 @@ def _reached_by(observed: Observed, moved: MovedSlot, attempts: Mapping[int, int
         yield "created"
     if observed.running and not observed.is_member(slot, old):
         yield RESUMED
-    if observed.running and _is_filled(observed, slot, attempts):
+    if observed.running and _is_filled(scene, slot):
         yield "running"
 
 
@@ -100,12 +115,11 @@ def _is_of(incident: Incident, verdict: NodeVerdict) -> bool:
     return verdict.incident in (incident.id, incident.quarantine)
 
 
-def _is_filled(observed: Observed, slot: int, attempts: Mapping[int, int]) -> bool:
+def _is_filled(scene: Scene, slot: int) -> bool:
     """Whether the slot's next pod is a member, or a spare has taken its place. A slot that is no
     longer wanted needs neither.
     """
-    if slot not in observed.slots.wanted:
+    observed, spec = scene.observed, scene.observed.job.spec
+    if slot not in observed.slots.wanted or slot in scene.inside:
         return True
-    spec, members = observed.job.spec, observed.seen.members if observed.seen else ()
-    inside = {m.slot for m in members if attempts.get(m.slot, m.attempt) == m.attempt}
-    return slot in inside or (spec is not None and len(inside) >= spec.workers.replicas)
+    return spec is not None and len(scene.inside) >= spec.workers.replicas

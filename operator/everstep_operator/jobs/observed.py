@@ -1,6 +1,6 @@
 """What one pass knows about one job: frozen values, made by `observe`, the only input of `plan`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -303,6 +303,24 @@ class Observed:
         """Without pods of former attempts, which are over or left on lost nodes."""
         current = {r.slot: r.attempt for r in self.job.status.slots}
         return tuple(p for p in self.pods if p.attempt >= current.get(p.slot, p.attempt))
+
+    @cached_property
+    def recorded_on(self) -> Mapping[str, Sequence[Pod]]:
+        """Node → the pods there of the attempts that status records; "": those without a node."""
+        found: dict[str, list[Pod]] = {}
+        for pod in self._recorded:
+            found.setdefault(pod.node, []).append(pod)
+        return found
+
+    @cached_property
+    def unwanted(self) -> Mapping[int, int]:
+        """Slot → attempt of the pods of recorded attempts whose slots are no longer wanted."""
+        return {p.slot: p.attempt for p in self._recorded if p.slot not in self.slots.wanted}
+
+    @property
+    def _recorded(self) -> Iterator[Pod]:
+        recorded = {(r.slot, r.attempt) for r in self.job.status.slots}
+        return (p for p in self.pods if (p.slot, p.attempt) in recorded)
 
     @property
     def node_of_slot(self) -> dict[int, str]:

@@ -8,17 +8,18 @@ a spare by its number, and no pod moves back.
 import itertools
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from everstep_contract.levels import Member
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Slots:
     training: frozenset[int] = frozenset()
     """Slots that train or should train: `replicas` of them."""
     spares: frozenset[int] = frozenset()
 
-    @property
+    @cached_property
     def wanted(self) -> frozenset[int]:
         return self.training | self.spares
 
