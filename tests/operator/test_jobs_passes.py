@@ -226,6 +226,33 @@ async def test_a_quota_that_refuses_the_secret_that_exists_stops_no_replacement(
 
 
 @pytest.mark.parametrize(
+    "error",
+    [
+        kube.Denied(403, "Forbidden", "a policy forbids to delete pods"),
+        kube.Transient(500, "", 'failed calling webhook "x"'),
+    ],
+)
+async def test_a_deletion_that_is_refused_stops_no_replacement(
+    monkeypatch: pytest.MonkeyPatch, error: kube.KubeError
+) -> None:
+    cluster = ToyCluster()
+    operator = an_operator(cluster)
+    await placed_pods(cluster, operator)
+
+    async def refuse(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(cluster, "delete", refuse)
+    del cluster.objects["nodes", "node-1"]
+    results = []
+    for _ in range(3):
+        cluster.feed(operator.world)
+        results += await asyncio.gather(operator.run(KEY), return_exceptions=True)
+    assert error in results, "it is tried again"
+    assert ("pods", "lm-1-2") in cluster.objects
+
+
+@pytest.mark.parametrize(
     ("error", "raised", "told"),
     [
         (kube.Transient(503, "", "away"), True, ""),

@@ -56,8 +56,10 @@ class Outcome:
     """Names of pods that were to be deleted and no longer exist."""
     untold: tuple[EventDraft, ...] = ()
     """Events to be written after the next plan's actions."""
-    trouble: kube.Transient | None = None
-    """Why an action may not have been done: the pass is to be repeated."""
+    trouble: kube.KubeError | None = None
+    """Why an action may not have been done: the plan ends, and the pass is to be repeated."""
+    undeleted: kube.KubeError | None = None
+    """A refusal of a deletion: the plan continues, and the pass is to be repeated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +75,9 @@ class Pace:
 async def apply_plan(
     port: Kube, job: Job, plan: Plan, keys: JobKeys, now: float, pace: Pace
 ) -> Outcome:
-    """Raises `kube.Transient` and `kube.Denied` of the status to the outer loop. A refusal of a pod
-    or Secret, and an API server that does not answer an action, are in the outcome: the status is
-    written nevertheless.
+    """Raises `kube.Transient` and `kube.Denied` of the status to the outer loop. A refusal of an
+    action, and an API server that does not answer one, are in the outcome: the status is written
+    nevertheless.
     """
     outcome = Outcome()
     for action in plan.actions:
@@ -114,20 +116,23 @@ async def _apply_action(
     except kube.Conflict:
         outcome.again = True
         return False
-    except kube.Transient as error:
-        if not kube.has_failed_webhook(error) or not isinstance(action, (CheckTemplate, CreatePod)):
-            outcome.trouble = error
-            return False
-        _note_refusal(outcome, action, (False, error.message))
-        return False
-    except (kube.Invalid, kube.Denied) as error:
-        if not isinstance(action, (CheckTemplate, CreatePod, CreateSecret)):
-            raise
-        _note_refusal(outcome, action, (is_template_fault(error), error.message))
+    except (kube.Invalid, kube.Denied, kube.Transient) as error:
+        _note_failure(outcome, action, error)
         return False
     outcome.done.append(type(action).__name__)
     outcome.template_checked |= isinstance(action, CheckTemplate)
     return not outcome.again
+
+
+def _note_failure(outcome: Outcome, action: Action, error: kube.KubeError) -> None:
+    """A refused deletion stops nothing: no pod waits for the end of its slot's former one."""
+    refused = not isinstance(error, kube.Transient) or kube.has_failed_webhook(error)
+    if refused and isinstance(action, (DeletePod, DeleteJob)):
+        outcome.undeleted = error
+    elif refused and not (isinstance(action, CreateSecret) and isinstance(error, kube.Transient)):
+        _note_refusal(outcome, action, (is_template_fault(error), error.message))
+    else:
+        outcome.trouble = error
 
 
 def _note_refusal(outcome: Outcome, action: Action, refusal: tuple[bool, str]) -> None:

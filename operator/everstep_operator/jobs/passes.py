@@ -136,8 +136,8 @@ class Passes:
         outcome = await apply_plan(self.port, observed.job, planned, keys, now, pace)
         memory.untold = outcome.untold
         following = self._remember(observed.job, planned, outcome, now)
-        if outcome.trouble is not None:
-            raise outcome.trouble
+        if trouble := outcome.trouble or outcome.undeleted:
+            raise trouble
         return following
 
     def _figures_pause(self) -> float:
