@@ -283,6 +283,19 @@ def test_spares_that_are_no_longer_wanted_go_and_members_stay():
     assert planned.status.incidents == []
 
 
+def test_a_pod_that_is_deleted_while_nobody_answers_does_not_change_the_plan_in_each_pass():
+    """An operator that has just started cannot tell yet which pod is the spare to give up."""
+    starts = a_pod(2, phase="Pending", running_since=None)
+    pods = (a_pod(0), a_pod(1, deleting_until=NOW + 30), starts, a_pod(3))
+    observed = replace(with_spare(replicas=2), pods=pods, seen=None, callers=frozenset())
+    asked = []
+    for _ in range(4):
+        planned = plan(observed, NOW)
+        observed = replace(observed, job=replace(observed.job, status=planned.status))
+        asked.append(planned.wanted.leave)
+    assert len(set(asked)) == 1, asked
+
+
 def test_a_spare_that_a_quota_refuses_holds_no_other_pod_back():
     refusal = Refusal(invalid=False, message="exceeded quota", generation=1, at=NOW - 5)
     observed = with_spare(((0, 1), (2, 1)), pods=(0, 2), spare_refusal=refusal, ready=())

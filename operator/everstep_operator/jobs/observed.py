@@ -342,8 +342,9 @@ class Observed:
 
     @cached_property
     def _leavers(self) -> frozenset[int]:
-        """Slots that are asked to leave, or have left."""
+        """Slots that are asked to leave, will be because their pod is being deleted, or have left."""
         asked = {r.slot for r in self.job.status.slots if r.leaving_since is not None}
+        asked |= {p.slot for p in self.current_pods if p.deleting}
         return frozenset(asked | {slot for slot, _ in self._left})
 
     @cached_property
