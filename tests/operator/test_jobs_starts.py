@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from everstep_contract import report
 from everstep_operator.jobs import conditions, starts
 from everstep_operator.jobs.actions import CreatePod, Plan
 from everstep_operator.jobs.observed import NodeFact, Observed
@@ -145,6 +146,59 @@ def test_a_node_on_which_a_job_s_first_pod_cannot_start_does_not_fail_the_job() 
     failed = conditions.find_condition(plan(fresh, NOW).status, "Failed")
     assert failed is not None
     assert failed.status == "False"
+
+
+# --- an agent that cannot use its settings ---------------------------------------------------------------
+
+
+def misconfigured(**changes: Any) -> Observed:
+    """The folder of the store is not mounted on the node of slot 1's new pod."""
+    ended = an_end(report.Cause.CONFIG, "there is no folder /nfs/runs")
+    over = {"phase": "Succeeded", "running_since": None, "ended": ended, "created_at": NOW - 15}
+    return replace(not_up(seconds=0, **over), **changes)
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_a_node_on_which_the_settings_do_not_work_does_not_end_a_job_whose_other_pods_have_started(
+    running: bool,
+) -> None:
+    observed = misconfigured(seen=a_seen(((0, 1), (2, 1)), running=running))
+    planned = plan(observed, NOW)
+    assert planned.status.state != "Failed"
+    assert attempts(planned) == [1, 3, 1]
+    assert [f.reason for f in planned.status.slots[1].start_failures] == ["BadConfiguration"]
+    (event,) = [e for e in planned.events if e.reason == "PodNotStarted"]
+    assert "there is no folder /nfs/runs" in event.message
+    assert "node-4" in shut_out(plan(after(observed, planned), NOW + 1))
+
+
+def test_the_next_attempt_is_made_after_a_pause() -> None:
+    early = misconfigured()
+    pods = tuple(replace(p, created_at=NOW - 5) if p.slot == 1 else p for p in early.pods)
+    planned = plan(replace(early, pods=pods), NOW)
+    assert attempts(planned) == [1, 2, 1]
+    found = conditions.find_condition(planned.status, "Running")
+    assert found is not None
+    assert found.message.startswith("pod lm-1-2: there is no folder /nfs/runs")
+
+
+def test_the_settings_work_although_an_operator_that_has_just_started_has_heard_nobody_yet() -> (
+    None
+):
+    planned = plan(misconfigured(seen=None, callers=frozenset()), NOW)
+    assert attempts(planned) == [1, 3, 1]
+
+
+@pytest.mark.parametrize(("asked", "state"), [(29.0, "Starting"), (31.0, "Failed")])
+def test_settings_with_which_no_pod_starts_end_the_job(asked: float, state: str) -> None:
+    """The other two pods run, and have not answered for so long."""
+    observed = misconfigured(seen=None, callers=frozenset())
+    status = JobStatus(slots=observed.job.status.slots)
+    asked_for = {"uid-0-1": asked, "uid-2-1": asked}
+    planned = plan(replace(observed, job=a_job(status=status), asked_for=asked_for), NOW)
+    assert planned.status.state == state
+    assert "there is no folder /nfs/runs" in (planned.status.message or "")
+    assert attempts(planned) == [1, 2, 1]
 
 
 # --- a kubelet that refuses -------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def _of_pods(observed: Observed, now: float) -> Iterator[float]:
         elif pod.avoids & starts.find_failed(shared, record, now):
             pause = starts.build_unplaced_pause(record, now)
             yield now + pause - observed.unplaced_for.get(pod.uid, 0.0)
-        if pod.refused_by_node:
+        if pod.refused_by_node or pod.misconfigured:
             yield pod.created_at + starts.build_refused_pause(record, now)
 
 

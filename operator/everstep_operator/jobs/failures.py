@@ -52,7 +52,7 @@ def decide_end(observed: Observed, now: float) -> End | None:
     if end := _failed_by_job_report(observed):
         return end
     for pod in observed.pods:
-        if end := _failed_by_exit_report(pod):
+        if end := _failed_by_exit_report(observed, pod):
             return end
     if end := _over_budget(observed, now):
         return end
@@ -85,10 +85,12 @@ def _failed_by_job_report(observed: Observed) -> End | None:
     return End(complete=False, reason=failure.cause or "Failed", message=failure.message + where)
 
 
-def _failed_by_exit_report(pod: Pod) -> End | None:
+def _failed_by_exit_report(observed: Observed, pod: Pod) -> End | None:
     found = report_of(pod)
     if found is None or found.cause not in FOR_GOOD - OF_THE_POD - {Cause.DONE}:
         return None
+    if pod.misconfigured and (has_answered(observed) or _may_still_call(observed)):
+        return None  # the same settings work in other pods, or may: see `decide_replacement`
     message = (found.message or found.cause.value) + _where(found.rank, found.step)
     return End(complete=False, reason=found.cause.value, message=message)
 
@@ -148,9 +150,7 @@ def decide_never_called(observed: Observed, pod: Pod, now: float) -> End | None:
     fault, and the pod is replaced on another node (`starts`).
     """
     spec = observed.job.spec
-    if spec is None or observed.job.status.epoch or observed.seen is not None:
-        return None
-    if observed.callers or _may_still_call(observed):
+    if spec is None or has_answered(observed) or _may_still_call(observed):
         return None
     if pod.uid in observed.callers or report_of(pod) or (pod.last_ended and pod.last_ended.report):
         return None
@@ -171,6 +171,13 @@ def decide_never_called(observed: Observed, pod: Pod, now: float) -> End | None:
         f"(recovery.startupSeconds), so the job fails. If the command is not everstep: {WRITE_THIS}. If it is: let "
         "the operator reach port 7070 (NetworkPolicy)",
     )
+
+
+def has_answered(observed: Observed) -> bool:
+    """Whether an agent of the job has ever answered, as far as is known: then image, command and settings
+    work.
+    """
+    return bool(observed.job.status.epoch or observed.callers) or observed.seen is not None
 
 
 def _may_still_call(observed: Observed) -> bool:
@@ -248,6 +255,12 @@ def decide_replacement(observed: Observed, pod: Pod) -> Replace | None:
         return Replace(cause="PodFenced", message=f"pod {pod.name}: {found.message or 'fenced'}")
     if not pod.over:
         return None
+    if found is not None and pod.misconfigured:
+        text = (
+            f"pod {pod.name} on node {pod.node} cannot start, and other pods of the job have, so it is replaced, on "
+            f"another node if one has room: {found.message}"
+        )
+        return Replace(cause="PodNotStarted", message=text)
     if found is not None and found.cause is Cause.STOPPED:
         text = f"pod {pod.name} had stopped for a suspension that has been cancelled"
         return Replace(cause="Suspended", message=text)

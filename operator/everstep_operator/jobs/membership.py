@@ -224,7 +224,9 @@ def _comes_too_soon(observed: Observed, record: SlotStatus, pod: Pod, now: float
     """Whether the next attempt would end the same way because it comes too soon. Another host's
     clock may shorten or double this pause, but not prolong it without limit.
     """
-    if pod.refused_by_node:
+    if pod.misconfigured and not failures.has_answered(observed):
+        return True  # perhaps the settings work nowhere
+    if pod.refused_by_node or pod.misconfigured:
         return abs(now - pod.created_at) < starts.build_refused_pause(record, now)
     if pod.ended is None or not failures.is_fenced(pod):
         return False

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from everstep_contract.levels import Left, Seen
-from everstep_contract.report import ExitReport
+from everstep_contract.report import Cause, ExitReport
 from everstep_contract.units import ONE_RANK, Mesh
 from everstep_operator.jobs.slots import Slots, choose_slots, list_units, order_members
 from everstep_operator.model import MOST_SLOTS, JobSpec
@@ -95,6 +95,12 @@ class Pod:
         """Its kubelet rejected it, or evicted it before anything ran."""
         ran = self.running_since is not None or self.ended or self.last_ended
         return self.phase == "Failed" and not ran
+
+    @property
+    def misconfigured(self) -> bool:
+        """Its agent has ended at its start, because it cannot use an address or a variable."""
+        found = self.ended.report if self.ended is not None else None
+        return self.over and found is not None and found.cause is Cause.CONFIG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ in a tight loop.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from everstep_contract.report import Cause
 from everstep_operator.jobs.observed import Observed, Pod
 from everstep_operator.jobs.stamps import to_seconds, to_stamp
 from everstep_operator.model_status import SlotStatus, StartFailure
@@ -18,8 +19,8 @@ FORGET_SECONDS = 3600.0
 """How long a failure to start counts."""
 KEPT = 8
 REFUSED_SECONDS = 10.0
-"""Wait after a first rejection by a kubelet: a GPU may take seconds to become free. Doubles with
-each failure.
+"""Wait after a first rejection by a kubelet (a GPU may take seconds to become free), or by the pod's
+agent. Doubles with each failure.
 """
 LONGEST_REFUSED_SECONDS = 300.0
 UNPLACED_SECONDS = 60.0
@@ -76,6 +77,8 @@ def choose_reason(pod: Pod) -> str:
     """Why the pod failed to start, in one word, for the slot's record."""
     if pod.refused_by_node:
         return pod.reason or "Refused"
+    if pod.misconfigured:
+        return Cause.CONFIG.value
     return pod.waiting or ("AgentSilent" if pod.running_since is not None else "ContainerCreating")
 
 
@@ -128,7 +131,7 @@ def find_failed(shared: Collection[str], record: SlotStatus, now: float) -> froz
 
 
 def build_refused_pause(record: SlotStatus, now: float) -> float:
-    """Seconds from a rejected pod's creation to the next attempt."""
+    """Seconds from the creation of a pod that failed at once to the next attempt."""
     return float(min(REFUSED_SECONDS * 2 ** len(_recent(record, now)), LONGEST_REFUSED_SECONDS))
 
 

@@ -244,6 +244,9 @@ def _describe_container(pod: Pod) -> tuple[str, str] | None:
     if pod.refused_by_node:
         text = f"pod {pod.name}: {pod.message or 'refused'}; the next attempt follows in seconds"
         return pod.reason or "PodRefusedByNode", text
+    if pod.misconfigured and pod.ended is not None and pod.ended.report is not None:
+        found = pod.ended.report
+        return found.cause.value, f"pod {pod.name}: {found.message}; the next attempt follows soon"
     if pod.waiting in failures.USUAL_WAITS:
         return None
     words = [pod.waiting_message]
