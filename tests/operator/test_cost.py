@@ -18,6 +18,7 @@ from everstep_operator.health.loop import HealthLoop
 from everstep_operator.jobs import passes
 from everstep_operator.jobs.observed import NodeFact, Observed
 from everstep_operator.jobs.plan import plan
+from everstep_operator.jobs.stamps import to_stamp
 from everstep_operator.model import parse_spec
 from everstep_operator.scheduler import Scheduler
 from everstep_operator.settings import Settings
@@ -231,6 +232,14 @@ def vanishes(job: Observed) -> Observed:
     return replace(job, pods=())
 
 
+def has_waited_too_long_for_commits(job: Observed) -> Observed:
+    """All pods but one have been asked to leave, and the store has been away for minutes."""
+    asked = to_stamp(NOW - 300)
+    slots = [job_builders.a_slot(s, leaving_since=asked) for s in range(len(job.pods))]
+    status = job_builders.a_status(slots=slots)
+    return is_one_pod_now(replace(job, job=replace(job.job, status=status)))
+
+
 DISASTERS: dict[str, Callable[[Observed], Observed]] = {
     "all pods vanish": vanishes,
     "all pods have vanished": moves_all_slots,
@@ -240,6 +249,7 @@ DISASTERS: dict[str, Callable[[Observed], Observed]] = {
     "all nodes are gone": all_nodes_are(NodeState.GONE),
     "all nodes are to be left": all_nodes_are(NodeState.LEAVING),
     "one pod is enough": is_one_pod_now,
+    "one pod is enough, and no save is committed": has_waited_too_long_for_commits,
 }
 
 

@@ -368,19 +368,7 @@ def _held_elsewhere(observed: Observed, record: SlotStatus) -> bool:
     """Whether other members hold a whole copy of the state: all slots of another unit, on nodes that
     are not faulty, suspect or lost. The slot's own unit holds no other copy.
     """
-    members = observed.seen.members if observed.seen else ()
-    sound = frozenset(m.slot for m in members if _is_sound(observed, m.slot, m.attempt))
-    others = (u for u in observed.units if record.slot not in u and len(u) == observed.together)
-    return any(sound.issuperset(unit) for unit in others)
-
-
-def _is_sound(observed: Observed, slot: int, attempt: int) -> bool:
-    pod = observed.pod_of(slot, attempt)
-    if pod is None or pod.over or pod.deleting or pod.node in observed.silent_nodes:
-        return False
-    node, verdict = observed.nodes.get(pod.node), observed.verdicts.get(pod.node)
-    ready = node is not None and node.not_ready_for is None
-    return ready and (verdict is None or not verdict.avoided)
+    return any(record.slot not in unit for unit in observed.sound_units)
 
 
 def _still_asked(observed: Observed, record: SlotStatus, pod: Pod) -> Leave | None:

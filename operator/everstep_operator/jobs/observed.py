@@ -251,6 +251,22 @@ class Observed:
         return tuple(list_units(members, self.mesh.unit))
 
     @cached_property
+    def sound_units(self) -> tuple[tuple[int, ...], ...]:
+        """The complete units whose slots are all on nodes that are not faulty, suspect or lost."""
+        members = self.seen.members if self.seen is not None else ()
+        sound = frozenset(m.slot for m in members if self._is_sound(m.slot, m.attempt))
+        whole = (unit for unit in self.units if len(unit) == self.together)
+        return tuple(unit for unit in whole if sound.issuperset(unit))
+
+    def _is_sound(self, slot: int, attempt: int) -> bool:
+        pod = self.pod_of(slot, attempt)
+        if pod is None or pod.over or pod.deleting or pod.node in self.silent_nodes:
+            return False
+        node, verdict = self.nodes.get(pod.node), self.verdicts.get(pod.node)
+        ready = node is not None and node.not_ready_for is None
+        return ready and (verdict is None or not verdict.avoided)
+
+    @cached_property
     def slots(self) -> Slots:
         """Which slots should have a pod."""
         spec = self.job.spec
