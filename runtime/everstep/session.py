@@ -349,7 +349,7 @@ class Session:
             "random": state.encode(randomness.capture(), "random", tensors),
             "windows": {k: list(v) for k, v in self.windows.items()},
             "most_reductions": self.most_reductions,
-            "stopped": [self.start.run, self._stopped],
+            "stopped": None if self._stopped is None else [self.start.run, self._stopped],
         }
         return Capture(tree=tree, tensors=tensors, own=self.local.capture(self.membership.rank))
 
@@ -598,7 +598,7 @@ class Session:
             )
         self.windows = {k: tuple(v) for k, v in tree["windows"].items()}
         self.most_reductions = tree.get("most_reductions", 0)  # older versions do not record it
-        run, stopped = tree.get("stopped", ("", None))
+        run, stopped = tree.get("stopped") or ("", None)
         self._stopped = stopped if run == self.start.run else None  # a fork goes on
         cpu = torch.device("cpu")
         randomness.restore(state.decode(tree["random"], fetch, cpu))

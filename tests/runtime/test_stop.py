@@ -3,6 +3,7 @@
 import asyncio
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,22 @@ def test_the_run_stays_ended_and_a_fork_of_it_goes_on(
         again.take(step)
         taken.append(step.number)
     assert taken == further
+
+
+def test_the_state_does_not_depend_on_the_name_of_the_run(tmp_path: Path) -> None:
+    """`make demo` compares the checkpoints of two runs."""
+    assert a_saved_state(tmp_path / "one", "ns/one") == a_saved_state(tmp_path / "two", "ns/two")
+
+
+def a_saved_state(folder: Path, run: str) -> dict[str, Any] | None:
+    folder.mkdir()
+    trial = Trial(folder, run=run).track()
+    for step in trial.job.steps(until=2):
+        trial.take(step)
+    trial.session.copier.wait()
+    (staged,) = trial.agent.of(wire.Staged)
+    assert staged.state
+    return staged.state
 
 
 SUM = Sums(step=6, reduction=0, buckets=1, joined=2, complete=0)
