@@ -2,12 +2,15 @@
 
 import argparse
 import math
+import re
 from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
 from everstep_contract import units
 from everstep_contract.names import find_pin_problem
+
+_URI_WITHOUT_SLASHES = re.compile("(file|s3|gs|az):(?!//)")
 
 
 def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -91,7 +94,7 @@ def _add_checkpoints(run: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--store",
         default="everstep-store",
-        type=_text,
+        type=_place,
         metavar="DIR|URI",
         help="folder or s3://… for checkpoints (default ./everstep-store)",
     )
@@ -210,7 +213,7 @@ def _add_readers(commands: Any) -> None:
     )
     fork.add_argument("--step", type=_natural, required=True, metavar="N")
     fork.add_argument(
-        "--to", type=_text, required=True, metavar="RUN", help="the new run's folder or URI"
+        "--to", type=_place, required=True, metavar="RUN", help="the new run's folder or URI"
     )
     fetch = commands.add_parser(
         "fetch",
@@ -234,7 +237,7 @@ def _add_readers(commands: Any) -> None:
     )
     for parser in (verify, listing, fork, fetch):
         parser.add_argument(
-            "run", type=_text, metavar="RUN", help="folder or URI of the run: STORE/NAME"
+            "run", type=_place, metavar="RUN", help="folder or URI of the run: STORE/NAME"
         )
         parser.add_argument(
             "--json", action="store_true", help="print one line of JSON, for programs"
@@ -242,10 +245,9 @@ def _add_readers(commands: Any) -> None:
 
 
 def _positive(text: str) -> int:
-    number = _natural(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected 1 or more")
-    return number
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, 1 or more")
+    return int(text)
 
 
 def _seconds(text: str) -> float:
@@ -272,6 +274,15 @@ def _text(text: str) -> str:
     if not text.strip():
         raise argparse.ArgumentTypeError("it is empty; is a variable of the shell not set?")
     return text
+
+
+def _place(text: str) -> str:
+    """A folder or a URI. `s3:/bucket/folder` would be a folder called `s3:`."""
+    if found := _URI_WITHOUT_SLASHES.match(text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: write {found[0]}//…; for a folder of this name write ./{text}"
+        )
+    return _text(text)
 
 
 def _modules(text: str) -> str:

@@ -50,6 +50,25 @@ def test_an_empty_text_is_refused_before_it_means_the_current_folder(
     assert f"argument {named}: it is empty; is a variable of the shell not set?" in said
 
 
+@pytest.mark.parametrize("given", [["run", "train.py", "--store"], ["verify"]])
+def test_a_uri_with_too_few_slashes_is_not_taken_for_a_folder(
+    capsys: pytest.CaptureFixture[str], given: list[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command_line.parse([*given, "s3:/bucket/folder"])
+    assert "write s3://…; for a folder of this name write ./s3:/" in capsys.readouterr().err
+    assert "./s3:/a" in vars(command_line.parse([*given, "./s3:/a"])).values()
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "2.0", "two"])
+def test_a_number_of_workers_is_a_whole_number_of_at_least_one(
+    capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    with pytest.raises(SystemExit):
+        command_line.parse(["run", f"--workers={text}", "train.py"])
+    assert f"--workers: '{text}': expected a whole number, 1 or more" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "shell",
     [
