@@ -19,6 +19,7 @@ from everstep import (
     group,
     heap,
     randomness,
+    script_errors,
     undo_step,
     validate,
 )
@@ -277,17 +278,18 @@ def _finish(session: Session) -> NoReturn:
 def _explain(session: Session, error: BaseException) -> NoReturn:
     """End the process after an exception: park if a change of membership explains it, otherwise report it."""
     text = "".join(traceback.format_exception(error))
+    shown = script_errors.format_error(error)
     if session.start.mesh.unit > 1 and _of_a_collective(str(error)):
         # Most likely a collective of the unit; others wait for this rank in other collectives.
         session.lose_unit(f"a collective within its unit has failed: {error!r:.200}")
     if session.broken or (_of_a_collective(text) and session.agent.cut.wait(EXPLAIN_SECONDS)):
         _leave(session, f"an error after the epoch ended: {error!r:.200}")
-    print(text.rstrip(), file=sys.stderr, flush=True)
-    ours = isinstance(error, EverstepError)
+    print(shown.rstrip(), file=sys.stderr, flush=True)
+    told = str(error) if isinstance(error, EverstepError) else f"{type(error).__name__}: {error}"
     session.fail(
         classify_error(session, error),
-        str(error) if ours else f"{type(error).__name__}: {error}",
-        text[-TRACEBACK_CHARACTERS:],
+        told + script_errors.describe_line(error),
+        shown[-TRACEBACK_CHARACTERS:],
         fault=describe_place(error),
     )
 

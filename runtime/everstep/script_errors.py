@@ -1,0 +1,50 @@
+"""What an exception of the script shows: its traceback without Everstep's own frames, and the script's line."""
+
+import os
+import sysconfig
+import traceback
+
+from everstep.errors import EverstepError
+
+_OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_INSTALLED = tuple(
+    sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+
+def format_error(error: BaseException) -> str:
+    """Format the exception as Python does.
+
+    An `EverstepError` is about the script, so no frame of Everstep is shown. Of any other exception
+    only the frames above the script's are left out: what lies below may be a fault of Everstep.
+    """
+    shown = traceback.TracebackException.from_exception(error)
+    _leave_out(shown, everywhere=isinstance(error, EverstepError))
+    return "".join(shown.format())
+
+
+def _leave_out(shown: traceback.TracebackException, *, everywhere: bool) -> None:
+    others = [number for number, frame in enumerate(shown.stack) if not _is_own(frame)]
+    if others:
+        kept = others if everywhere else range(others[0], len(shown.stack))
+        shown.stack[:] = [shown.stack[number] for number in kept]
+    for earlier in (shown.__cause__, shown.__context__):
+        if earlier is not None:
+            _leave_out(earlier, everywhere=everywhere)
+
+
+def describe_line(error: BaseException) -> str:
+    """` (train.py:12)`: the innermost line that is neither Everstep's nor of an installed package;
+    empty: there is none.
+    """
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_of_the_script(f)]
+    return f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+
+
+def _is_own(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith(_OWN)
+
+
+def _is_of_the_script(frame: traceback.FrameSummary) -> bool:
+    elsewhere = frame.filename.startswith((*_INSTALLED, "<"))
+    return not elsewhere and not _is_own(frame)

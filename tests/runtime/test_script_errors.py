@@ -1,0 +1,58 @@
+"""An exception of a script is shown with the script's own frames, and names its line."""
+
+from collections.abc import Callable
+
+import pytest
+
+from everstep import script_errors, validate
+from everstep.errors import Misuse
+from everstep.script_errors import describe_line, format_error
+
+
+class Broken:
+    def __index__(self) -> int:
+        raise ValueError("no number")
+
+
+def caught(script: Callable[[], object]) -> BaseException:
+    """The exception of a script that a frame of Everstep has called, as a worker does."""
+    own: dict[str, Callable[[Callable[[], object]], None]] = {}
+    exec(compile("def run(script):\n    script()", script_errors.__file__, "exec"), own)
+    with pytest.raises((Misuse, ValueError, TypeError)) as found:
+        own["run"](script)
+    error = found.value
+    assert error.__traceback__ is not None
+    return error.with_traceback(error.__traceback__.tb_next)  # without the test's own
+
+
+def ask_wrongly() -> None:
+    validate.whole("until", "6")  # the line of the script
+
+
+def pass_a_broken_object() -> None:
+    validate.whole("until", Broken())
+
+
+def line_of(script: Callable[[], object]) -> str:
+    return f" (test_script_errors.py:{script.__code__.co_firstlineno + 1})"
+
+
+def test_a_misuse_shows_no_frame_of_everstep() -> None:
+    error = caught(ask_wrongly)
+    assert "the line of the script" in format_error(error)
+    assert "/everstep/" not in format_error(error)
+    assert describe_line(error) == line_of(ask_wrongly)
+
+
+def test_another_exception_shows_everything_below_the_script() -> None:
+    error = caught(pass_a_broken_object)
+    shown = format_error(error)
+    assert "validate.py" in shown
+    assert script_errors.__file__ not in shown
+    assert describe_line(error) == line_of(Broken.__index__)
+
+
+def test_an_exception_without_a_frame_of_the_script_is_shown_as_it_is() -> None:
+    error = caught(int.from_bytes)  # misses its argument
+    assert script_errors.__file__ in format_error(error)
+    assert describe_line(error) == ""
