@@ -417,8 +417,13 @@ def _require_tracked(scaler: Any, tracked: Iterable[tuple[str, Any]]) -> None:
 
 def _checked_loss(loss: Any, step: int) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        found = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)[:80]
         raise Misuse(
-            f"step {step}: step.backward needs a loss of one number, found {found}; use .mean()"
+            f"step {step}: step.backward needs a loss of one number, found {_describe_loss(loss)}"
         )
     return loss.reshape(())
+
+
+def _describe_loss(loss: Any) -> str:
+    if isinstance(loss, torch.Tensor):
+        return f"shape {tuple(loss.shape)}; use .mean()"
+    return f"{loss!r:.80}; give the tensor from which backward can start (without .item())"

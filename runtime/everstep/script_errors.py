@@ -11,6 +11,24 @@ _INSTALLED = tuple(
     sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 
+_GROUP = (
+    "Everstep forms the ranks' process group itself and sums the gradients: leave out init_process_group "
+    "and DistributedDataParallel"
+)
+_FIXES = {
+    "Default process group has not been initialized": _GROUP,
+    "Error initializing torch.distributed using env://": _GROUP,
+}
+"""What to do if torch raises an error with this text."""
+
+
+def describe_error(error: BaseException) -> str:
+    """What happened, in which line of the script, and the fix if it is known."""
+    if isinstance(error, EverstepError):
+        return f"{error}{describe_line(error)}"
+    fix = next((f"; {fix}" for text, fix in _FIXES.items() if text in str(error)), "")
+    return f"{type(error).__name__}: {error}{describe_line(error)}{fix}"
+
 
 def format_error(error: BaseException) -> str:
     """Format the exception as Python does.

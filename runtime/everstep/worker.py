@@ -23,7 +23,7 @@ from everstep import (
     undo_step,
     validate,
 )
-from everstep.errors import EverstepError, Misuse, NotUnderAgent, StateError
+from everstep.errors import Misuse, NotUnderAgent, StateError
 from everstep.job import Job
 from everstep.membership import Membership
 from everstep.meter import Meter
@@ -285,10 +285,9 @@ def _explain(session: Session, error: BaseException) -> NoReturn:
     if session.broken or (_of_a_collective(text) and session.agent.cut.wait(EXPLAIN_SECONDS)):
         _leave(session, f"an error after the epoch ended: {error!r:.200}")
     print(shown.rstrip(), file=sys.stderr, flush=True)
-    told = str(error) if isinstance(error, EverstepError) else f"{type(error).__name__}: {error}"
     session.fail(
         classify_error(session, error),
-        told + script_errors.describe_line(error),
+        script_errors.describe_error(error),
         shown[-TRACEBACK_CHARACTERS:],
         fault=describe_place(error),
     )

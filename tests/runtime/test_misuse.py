@@ -131,10 +131,17 @@ def test_the_loss_before_the_loop_ended(trial: Trial) -> None:
         _ = first_step(trial).loss
 
 
-@pytest.mark.parametrize("loss", [torch.zeros(2, requires_grad=True), 0.5, None])
-def test_a_loss_that_is_not_one_number(trial: Trial, loss: Any) -> None:
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        (torch.zeros(2, requires_grad=True), r"shape \(2,\); use \.mean\(\)"),
+        (0.5, r"0\.5; give the tensor .*without \.item\(\)"),
+        (None, "None; give the tensor"),
+    ],
+)
+def test_a_loss_that_is_not_one_number(trial: Trial, loss: Any, told: str) -> None:
     step = first_step(trial)
-    with pytest.raises(Misuse, match="a loss of one number"):
+    with pytest.raises(Misuse, match=f"a loss of one number, found {told}"):
         for _ in step.batches(trial.data):
             step.backward(loss)
 

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from everstep import script_errors, validate
 from everstep.errors import Misuse
-from everstep.script_errors import describe_line, format_error
+from everstep.script_errors import describe_error, describe_line, format_error
 
 
 class Broken:
@@ -56,3 +57,23 @@ def test_an_exception_without_a_frame_of_the_script_is_shown_as_it_is() -> None:
     error = caught(int.from_bytes)  # misses its argument
     assert script_errors.__file__ in format_error(error)
     assert describe_line(error) == ""
+
+
+def wrap_the_model() -> None:
+    torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+
+
+def form_the_group() -> None:
+    torch.distributed.init_process_group("gloo")
+
+
+@pytest.mark.parametrize("script", [wrap_the_model, form_the_group])
+def test_a_script_that_is_still_distributed_as_before_is_told_what_to_leave_out(
+    script: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    told = describe_error(caught(script))
+    assert f"{line_of(script)}; Everstep forms the ranks' process group itself" in told
+    assert told.endswith("leave out init_process_group and DistributedDataParallel")
