@@ -117,9 +117,11 @@ class InPlaceJoin:
         steps = {worker.taken for worker in self._workers.fresh.values() if worker.joins}
         return steps.pop() if len(steps) == 1 else None
 
-    def enter(self, mine: EpochMember) -> None:
+    def enter(self, mine: EpochMember) -> list[Worker]:
         """Make the workers that got ready members of the epoch."""
         self._ledger.forget()
-        for worker in self._workers.enter(mine.lives):
+        entered = self._workers.enter(mine.lives)
+        for worker in entered:
             if worker.alive:
                 worker.state = State.HELD
+        return entered

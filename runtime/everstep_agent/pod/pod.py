@@ -230,9 +230,11 @@ class Pod:
             self._joining.follow(level)
             return
         self._ledger.begin(time.monotonic(), restore=0.0, first=self.epoch == 0)
-        self._joining.enter(mine)
+        entered = self._joining.enter(mine)
         self.deaths.entered_epoch()
         self._enter_in_place(level, mine)
+        for worker in entered:
+            self._say_that_it_runs(worker)
 
     def _continue_in_place(self, level: EpochLevel) -> None:
         """Enter `level` with the local workers, if it continues their epoch in place."""
@@ -370,13 +372,8 @@ class Pod:
                 self.line.say("worker_ready", local=worker.local, life=worker.life, pid=worker.pid)
             case wire.Tracked():
                 worker.state, worker.tracked = State.TRACKED, frame
-                self.line.say(
-                    "worker_runs",
-                    rank=worker.rank,
-                    pid=worker.pid,
-                    applied=frame.applied,
-                    bytes=frame.bytes,
-                )
+                if worker.epoch:  # one that gets ready to join has no rank yet
+                    self._say_that_it_runs(worker)
             case wire.Stops() if worker.tracked is not None:
                 worker.tracked = replace(worker.tracked, until=frame.step)
             case wire.Applied():
@@ -431,6 +428,17 @@ class Pod:
             self.line.say("regroup_failed", rank=worker.rank, message=frame.problem)
         elif frame.epoch == worker.epoch and worker.state is State.HELD and not worker.standing:
             worker.state = State.TRACKED
+
+    def _say_that_it_runs(self, worker: Worker) -> None:
+        if (found := worker.tracked) is None:
+            return
+        self.line.say(
+            "worker_runs",
+            rank=worker.rank,
+            pid=worker.pid,
+            applied=found.applied,
+            bytes=found.bytes,
+        )
 
     def _applied(self, worker: Worker, frame: wire.Applied) -> None:
         worker.applied = frame
