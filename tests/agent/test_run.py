@@ -97,6 +97,17 @@ async def test_an_agent_and_its_workers_that_are_killed_are_replaced(everstep):
     assert await (await everstep("verify", "everstep-store/stub_worker")).end() == 0
 
 
+async def test_a_second_ctrl_c_ends_the_run_and_is_no_loss(everstep):
+    command = await everstep("run", "--workers", "2", STUB, STUB_STEP_MS="1000")
+    await command.line(r"epoch 1: starts")
+    command.process.send_signal(signal.SIGINT)
+    await command.line(r"press Ctrl-C again to stop at once")
+    command.process.send_signal(signal.SIGINT)
+    assert await command.end() == 130
+    assert "stopping at once, without a save" in command.text
+    assert "lost" not in command.text
+
+
 async def test_ctrl_c_saves_and_the_same_command_goes_on(everstep):
     command = await everstep("run", "--workers", "2", STUB, STUB_STEP_MS="100")
     await command.line(r"rank 1 runs as pid")

@@ -196,7 +196,8 @@ class Launcher:
     async def _replace(self, agent: AgentProcess, found: report.ExitReport | None) -> None:
         how = found.message if found else agent.describe_end()
         left = found is not None and found.cause is report.Cause.LEFT
-        self._say(f"agent of slot {agent.slot}{'' if left else ' lost'}: {how}")
+        if self._interrupts < 2:  # else it was killed on request
+            self._say(f"agent of slot {agent.slot}{'' if left else ' lost'}: {how}")
         self._lost = self._lost.add(time.monotonic())
         self._note_death(agent, found)
         await self._forget(agent.address)
@@ -377,6 +378,8 @@ class Launcher:
         if self._interrupts == 1:
             self._say("stopping: saving first; press Ctrl-C again to stop at once")
             self._stop_run()
+        elif self._interrupts == 2:
+            self._say("stopping at once, without a save")
 
     def _stop_run(self, stop: levels.Stop = levels.Stop.SUSPEND) -> None:
         self._stop, self._stop_at = stop, time.monotonic()
