@@ -152,7 +152,12 @@ def _report_for_good(settings: env.AgentEnv, message: str) -> int:
 
 
 def _no_script(script: str) -> str:
-    return f"there is no script {script!r} in {os.getcwd()}"
+    if os.path.isdir(script):
+        return (
+            f"{script!r} is a folder: give the script in it, such as {script.rstrip('/')}/train.py"
+        )
+    place = "" if os.path.isabs(script) else f" in {os.getcwd()}"
+    return f"there is no script {script!r}{place}"
 
 
 def _read(arguments: argparse.Namespace) -> int:

@@ -117,3 +117,20 @@ def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(cli, "_prepare_output", lambda: None)
     cli.main()
     assert ended == [130]
+
+
+def test_a_script_that_is_a_folder_is_named_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["run", f"{tmp_path}/"]) == 2
+    said = capsys.readouterr().err
+    assert f"is a folder: give the script in it, such as {tmp_path}/train.py" in said
+
+
+def test_a_missing_script_is_named_with_the_folder_in_which_it_was_sought(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert [cli.run(["run", name]) for name in ("/nowhere/a.py", "b.py")] == [2, 2]
+    missing, sought = capsys.readouterr().err.splitlines()
+    assert missing == "everstep: there is no script '/nowhere/a.py'"
+    assert sought == f"everstep: there is no script 'b.py' in {os.getcwd()}"
