@@ -183,7 +183,12 @@ class Session:
         if self.checkpoint:
             trees = self._tree()["objects"]
             with self.meter.charging("restore"):
-                self.tracked.load(list(objects), trees, self.checkpoint.read, self.device)
+                told = self.tracked.load(list(objects), trees, self.checkpoint.read, self.device)
+            if told:
+                self.note(
+                    f"the checkpoint has another dtype than the script for {rewind.join_names(told)}: its "
+                    "values were converted, so the run is not continued bit for bit"
+                )
 
     def track_local(self, objects: dict[str, Any]) -> None:
         """Like `track`, for state that belongs to this rank alone."""

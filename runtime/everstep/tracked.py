@@ -228,16 +228,22 @@ class Tracked:
             self._sharded[name] = kind == "module" and _has_sharded(thing)
         return self._sharded[name]
 
-    def load(self, new: list[str], trees: dict[str, Any], read: Read, device: torch.device) -> None:
+    def load(
+        self, new: list[str], trees: dict[str, Any], read: Read, device: torch.device
+    ) -> list[str]:
         """Load the objects named in `new` from the checkpoint's trees.
 
         Args:
             read: returns tensors by name, in memory that the objects may keep.
 
+        Returns:
+            The tensors whose values were converted, with both dtypes.
+
         Raises:
             StateError: the checkpoint lacks one of them, or its state does not fit.
         """
         converted: set[int] = set()
+        told: list[str] = []
         for name in sorted(new, key=lambda n: ORDER.index(self.objects[n][0])):
             kind, thing = self.objects[name]
             if name not in trees:
@@ -254,9 +260,13 @@ class Tracked:
             tree = trees[name]["state"]
             wanted = self._list_wanted(name, tree)
             tensors = read({**dict.fromkeys(state.list_names(tree)), **wanted})
-            converted |= {id(t) for n, t in wanted.items() if _is_converted(tensors[n], t)}
+            own = {n: t for n, t in wanted.items() if isinstance(t, torch.Tensor)}
+            others = {n: t for n, t in own.items() if t.dtype != tensors[n].dtype}
+            converted |= {id(t) for t in others.values()}
+            told += [_describe_dtypes(n, tensors[n], t) for n, t in others.items()]
             value = state.decode(tree, tensors.__getitem__, device)
             self._load_one(name, kind, thing, value, converted)
+        return told
 
     def _list_wanted(self, name: str, tree: Any) -> dict[str, torch.Tensor | Like]:
         """Stored name → the tensor to read it into, or a `Like` for how to divide it."""
@@ -349,8 +359,9 @@ class Tracked:
         return called
 
 
-def _is_converted(stored: torch.Tensor, own: torch.Tensor | Like) -> bool:
-    return isinstance(own, torch.Tensor) and stored.dtype != own.dtype
+def _describe_dtypes(name: str, stored: torch.Tensor, own: torch.Tensor) -> str:
+    was, now = (state.dtype_name(t.dtype) for t in (stored, own))
+    return f"{name} ({was}, now {now})"
 
 
 def _keep_layouts(optimizer: Any, given: Mapping[str, Any], converted: Collection[int]) -> None:

@@ -484,6 +484,21 @@ def test_what_is_no_longer_tracked_is_noted(
     assert note.startswith("the checkpoint also has optimizer, which the script does not track")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_model_of_another_dtype_than_the_checkpoint_is_noted(
+    trial: Trial, a_trial: Callable[..., Trial], tmp_path: Path, dtype: torch.dtype
+) -> None:
+    after = resumed(trial, a_trial, tmp_path)
+    after.job.track(model=after.model.to(dtype))
+    notes = after.session.findings.notes
+    if dtype == torch.float32:
+        assert notes == []
+    else:
+        (note,) = notes
+        assert "model/bias (float32, now float64), model/weight (float32, now float64)" in note
+        assert "not continued bit for bit" in note
+
+
 @pytest.mark.parametrize(
     ("thing", "words"),
     [
