@@ -128,8 +128,8 @@ def run(main: Callable[[Job], None], *, seed: int = 0, exact_reduction: bool = F
     path = os.environ.get(env.AGENT_SOCKET)
     if not path:
         raise NotUnderAgent(
-            f"{env.AGENT_SOCKET} is not set: no Everstep agent started this process. "
-            f"Start it with: everstep run {os.path.basename(sys.argv[0]) or 'train.py'}"
+            "this script was not started by Everstep. Start it with: everstep run "
+            f"{os.path.basename(sys.argv[0]) or 'train.py'} ({env.AGENT_SOCKET} is not set)"
         )
     forming.read_setting(os.environ)
     _prepare()

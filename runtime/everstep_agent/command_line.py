@@ -211,7 +211,13 @@ def _add_readers(commands: Any) -> None:
         help="start another run from an older checkpoint of this one",
         description="Copy one checkpoint and its history to a new run; the old run is only read.",
     )
-    fork.add_argument("--step", type=_natural, required=True, metavar="N")
+    fork.add_argument(
+        "--step",
+        type=_natural,
+        required=True,
+        metavar="N",
+        help="step of the checkpoint; `everstep checkpoints` lists them",
+    )
     fork.add_argument(
         "--to", type=_place, required=True, metavar="RUN", help="the new run's folder or URI"
     )

@@ -359,7 +359,9 @@ def test_the_same_without_overlap_is_fine(trial: Trial) -> None:
 
 def test_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EVERSTEP_AGENT_SOCKET", raising=False)
-    with pytest.raises(NotUnderAgent, match="Start it with: everstep run"):
+    with pytest.raises(
+        NotUnderAgent, match=r"not started by Everstep\. Start it with: everstep run"
+    ):
         run(lambda job: None)
 
 
