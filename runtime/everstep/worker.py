@@ -103,7 +103,8 @@ def run(main: Callable[[Job], None], *, seed: int = 0, exact_reduction: bool = F
 
     Before it calls `main`, it seeds all random numbers from `seed`, in the same way on every rank.
     In a process that `multiprocessing` has started, such as a data worker, it returns at once: such
-    a process only imports the script.
+    a process only imports the script. `sys.exit()` in `main` counts as its return, and with a status
+    other than 0 as an error.
 
     Args:
         main: the training script.
@@ -138,8 +139,14 @@ def run(main: Callable[[Job], None], *, seed: int = 0, exact_reduction: bool = F
     try:
         main(job)
     except BaseException as error:
-        _explain(session, error)
+        if not _is_plain_end(error):
+            _explain(session, error)
     _finish(session)
+
+
+def _is_plain_end(error: BaseException) -> bool:
+    """Whether this is `sys.exit()` or `sys.exit(0)`."""
+    return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
 def _prepare() -> None:
@@ -252,7 +259,7 @@ def open_page(environ: Mapping[str, str]) -> PositionPage | None:
 
 
 def _finish(session: Session) -> NoReturn:
-    """End the process after `main` has returned."""
+    """End the process after `main` has returned, or has ended with `sys.exit(0)`."""
     if session.until is None:
         session.fail(
             Cause.SCRIPT_ERROR, "main returned without training: no loop over job.steps(…) ran"
@@ -261,7 +268,7 @@ def _finish(session: Session) -> NoReturn:
         session.fail(
             Cause.MISUSE,
             f"main returned after step {session.applied}, before until={session.until} (break out "
-            "of job.steps?); a job ends when `until` is reached. To end it earlier, call job.stop() in "
+            "of job.steps, or sys.exit?); a job ends when `until` is reached. To end it earlier, call job.stop() in "
             "its last step, on every rank",
         )
     session.agent.send(wire.Finished(epoch=session.epoch, step=session.applied))

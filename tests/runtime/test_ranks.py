@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -164,18 +165,36 @@ def test_a_script_that_raises_says_so_before_the_worker_ends(tmp_path: Path) -> 
         assert "no such corpus" in ours.output()
 
 
-def test_a_main_that_returns_early_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["break", "sys.exit"])
+def test_a_main_that_returns_early_is_an_error(tmp_path: Path, how: str) -> None:
     def main(job: Job) -> None:
         model = nn.Linear(1, 1)
         job.track(model=model)
         for _ in job.steps(until=9):
-            break
+            if how == "break":
+                break
+            sys.exit()
 
     with agent(tmp_path, lambda: run(main), 1) as ours:
         ours.wait_ended()
         (failed,) = ours.workers[0].of(wire.Failed)
         assert failed.cause == "Misuse"
         assert "main returned after step 0, before until=9" in failed.message
+
+
+@pytest.mark.parametrize(("status", "causes"), [(0, []), (3, ["UserError"])])
+def test_a_main_that_exits_after_the_steps_has_returned_if_its_status_is_0(
+    tmp_path: Path, status: int, causes: list[str]
+) -> None:
+    def main(job: Job) -> None:
+        train(job, 14, 2)
+        sys.exit(status)
+
+    with agent(tmp_path, lambda: run(main), 1) as ours:
+        if not causes:
+            ours.finish()
+        ours.wait_ended()
+        assert [failed.cause for failed in ours.workers[0].of(wire.Failed)] == causes
 
 
 def test_survivors_of_a_kill_come_out_by_themselves(tmp_path: Path) -> None:
