@@ -301,6 +301,8 @@ class Session:
         self.feeds.adopt(records, taken.applied, settings)
         self.tracked.load(list(self.tracked.objects), tree["objects"], read, self.device)
         self._restore_rest(tree, tensors.__getitem__)
+        if self._stopped is not None:  # it joins at the boundary after the last step
+            self.stop(self._stopped)
         self.buffers = Buffers(self.tracked)
         self.applied = taken.applied
         self.membership.take_over(taken.applied)

@@ -1,6 +1,7 @@
 """`job.stop` ends the training with the step in which it is called."""
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from agent.gang import Gang, assert_exact
 from agent.given import an_epoch, stepping
 from everstep import Job, run
 from everstep.errors import Misuse
+from everstep.transfer import Taken
 from everstep_agent.coordinator.unlike_ends import describe_unlike_ends
 from everstep_agent.peers.agent_report import State
 from everstep_agent.pod import spawn
@@ -78,6 +80,22 @@ def a_saved_state(folder: Path, run: str) -> dict[str, Any] | None:
     (staged,) = trial.agent.of(wire.Staged)
     assert staged.state
     return staged.state
+
+
+def test_a_rank_that_joins_after_the_last_step_takes_no_further_one(
+    a_trial: Callable[..., Trial],
+) -> None:
+    member, newcomer = a_trial().track(), a_trial().track()
+    for step in member.job.steps(until=9):
+        member.take(step)
+        if step.number == 2:
+            member.job.stop()
+    held = member.session.capture()
+    newcomer.session.settle(9)
+    taken = Taken(applied=2, tree=held.tree, tensors=held.tensors, parts=frozenset())
+    newcomer.session.adopt(taken)
+    assert newcomer.session.reached_end
+    assert [s.step for s in newcomer.agent.of(wire.Stops)] == [2]
 
 
 SUM = Sums(step=6, reduction=0, buckets=1, joined=2, complete=0)
