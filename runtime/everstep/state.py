@@ -22,6 +22,8 @@ from everstep_contract.manifest import ITEM_BYTES
 Tensors = dict[str, torch.Tensor]
 """Tensors by name; a DTensor stands for its local tensor (`sharded.py`)."""
 _PLAIN = frozenset({type(None), bool, int, str})
+_ITEM_BYTES = 32
+"""A number of Python and the reference to it."""
 
 
 def list_tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -37,8 +39,14 @@ def list_tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def count_bytes(value: Any) -> int:
-    """Number of bytes of all tensors in a state."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in list_tensors(value))
+    """About how many bytes a state takes: tensors, arrays, and what its lists and dicts hold."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return value.nbytes
+    if isinstance(value, dict):
+        return len(value) * _ITEM_BYTES + sum(map(count_bytes, value.values()))
+    if isinstance(value, (list, tuple)):
+        return len(value) * _ITEM_BYTES + sum(map(count_bytes, value))
+    return 0
 
 
 def dtype_name(dtype: torch.dtype) -> str:

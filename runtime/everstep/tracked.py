@@ -15,7 +15,7 @@ from everstep_contract.layout import OWN
 ORDER = ("module", "tensor", "optimizer", "object")
 """Modules are loaded first, because the others may read them."""
 SMALL_BYTES = 64 << 10
-"""Limit for the tensors of an object that is copied at every step."""
+"""Limit for the state of an object that is copied at every step."""
 
 Read = Callable[[Mapping[str, torch.Tensor | Like | None]], Mapping[str, torch.Tensor]]
 """`Checkpoint.read`, or the same for tensors that another member sent."""
@@ -158,8 +158,8 @@ class Tracked:
         return [thing for thing, _ in self.small_states()]
 
     def small_states(self) -> list[tuple[Any, Any]]:
-        """The small objects and their state. One that has grown is small no longer, such as an
-        optimizer of another library, which makes its state in the first step.
+        """The small objects and their state. One that has grown is small no longer: an optimizer of
+        another library, which makes its state in the first step, or a long list of losses.
         """
         if self._small is None:
             self._large = {}

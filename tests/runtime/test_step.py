@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -718,7 +719,7 @@ class Lazy:
     """Makes its state in the first step, as optimizers do."""
 
     def __init__(self) -> None:
-        self.moments: list[torch.Tensor] = []
+        self.moments: list[Any] = []
 
     def state_dict(self) -> dict[str, Any]:
         return {"moments": self.moments}
@@ -727,13 +728,25 @@ class Lazy:
         self.moments = given["moments"]
 
 
-def test_an_object_that_has_grown_is_not_copied_at_every_step(trial: Trial) -> None:
+@pytest.mark.parametrize(
+    "grown",
+    [
+        [torch.zeros(SMALL_BYTES)],
+        [np.zeros(SMALL_BYTES)],
+        [0.5] * SMALL_BYTES,  # the losses of all steps
+        [{str(i): i for i in range(SMALL_BYTES)}],
+    ],
+    ids=["tensor", "array", "list", "dict"],
+)
+def test_an_object_that_has_grown_is_not_copied_at_every_step(
+    trial: Trial, grown: list[Any]
+) -> None:
     lazy, copied = Lazy(), []
     trial.job.track(lazy=lazy)
     for step in trial.job.steps(until=2):
         copied.append([thing for thing, _ in step._state.start._settings._objects])
         trial.take(step)
-        lazy.moments = lazy.moments or [torch.zeros(SMALL_BYTES)]
+        lazy.moments = lazy.moments or grown
     assert copied == [[lazy], []]
 
 
