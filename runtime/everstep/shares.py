@@ -66,8 +66,8 @@ def plan_buckets(parameters: Sequence[Parameter], limit_bytes: int) -> list[list
     for index in reversed(range(len(parameters))):
         parameter = parameters[index]
         size = parameter.elements * parameter.item_bytes
-        bucket, filled = filling.get(parameter.kind, ([], limit_bytes))
-        if filled + size > limit_bytes:
+        bucket, filled = filling.get(parameter.kind, ([], 0))
+        if not bucket or filled + size > limit_bytes:
             bucket, filled = [], 0
             buckets.append(bucket)
         bucket.append(index)

@@ -43,6 +43,11 @@ def test_a_bucket_holds_one_kind() -> None:
     assert shares.plan_buckets(kinds, 80) == [[2, 0], [1]]
 
 
+def test_a_parameter_without_elements_has_a_bucket_too() -> None:
+    assert shares.plan_buckets([a_parameter(1), a_parameter(0)], 80) == [[1, 0]]
+    assert shares.plan_buckets([a_parameter(0)], 80) == [[0]]
+
+
 shapes = some.lists(some.integers(0, 5), max_size=3).map(tuple)
 
 
