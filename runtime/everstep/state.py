@@ -89,6 +89,11 @@ def _tensor(value: torch.Tensor, path: str, tensors: Tensors) -> Any:
         raise StateError(
             f"{path}: cannot store a {type(value).__name__}; only plain tensors and DTensors"
         )
+    if value.is_meta:
+        raise StateError(
+            f"{path}: this tensor is on the device meta, so it holds no numbers; call to_empty(device=job.device) and "
+            "set its values before job.track"
+        )
     if value.layout != torch.strided or value.is_quantized:
         raise StateError(f"{path}: cannot store a sparse or quantised tensor; make it dense")
     if dtype_name(value.dtype) not in ITEM_BYTES:

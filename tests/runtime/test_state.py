@@ -73,6 +73,10 @@ def test_the_state_of_numpys_generator_comes_back() -> None:
         ({"fn": len}, "thing/fn: cannot store a builtins.builtin_function_or_method"),
         ([{1, 2}], "thing/0: cannot store a builtins.set"),
         ({"x": torch.eye(3).to_sparse()}, "thing/x: cannot store a sparse"),
+        (
+            {"x": torch.empty(3, device="meta")},
+            r"thing/x: this tensor is on the device meta.*to_empty",
+        ),
         ({object(): 1}, "thing: cannot store the key"),
         (np.array([object()]), "thing: cannot store a numpy.ndarray"),
     ],
