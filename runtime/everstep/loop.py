@@ -53,6 +53,7 @@ class Loop:
     ) -> None:
         self._step, self._session, self._feed = step, step.session, feed
         self._session.tracked.require_same_groups()
+        self._session.tracked.require_same_parameters()
         if step.reductions == 0:
             step.start.require_untouched(step.number)
         self._first = self._session.feeds.draw(feed, step.number)

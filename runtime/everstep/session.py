@@ -218,6 +218,7 @@ class Session:
         self.reducer.watch(list(parameters.values()))
         rewind.show_fused_steps(self.tracked)
         self.tracked.require_same_groups()
+        self.tracked.require_same_parameters()
         if self.checkpoint:
             self._restore_rest(self._tree(), self.checkpoint.tensor)
             if left := self.local.describe_left_over(self.checkpoint, self.membership.rank):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from everstep import parameter_names, state
+from everstep import parameter_names, registrations, state
 from everstep.errors import Misuse, StateError
 from everstep.sharded import Like, is_sharded, local_of
 from everstep_contract.layout import OWN
@@ -58,6 +58,8 @@ class Tracked:
         self._sharded: dict[str, bool] = {}
         self._groups: dict[str, list[int]] | None = None
         """Optimizer → number of parameters in each of its groups when training began."""
+        self._registrations: int | None = None
+        """`registrations.count` when the parameters were last compared; None: training has not begun."""
 
     def add(self, name: str, thing: Any) -> None:
         if name in self.objects:
@@ -117,6 +119,24 @@ class Tracked:
                 f"{changed[0]}: the parameters that this optimizer holds changed after job.steps had begun "
                 "(add_param_group?). A rank that joins or restarts could not load its state, because the script makes "
                 "the optimizer without them. Give it all parameters before job.steps. Freeze those that are to be "
+                "trained later: requires_grad_(step.number >= N) at each step"
+            )
+
+    def require_same_parameters(self) -> None:
+        """Raises `Misuse` if a module has got parameters since the first call."""
+        seen, self._registrations = self._registrations, registrations.count()
+        if seen in (None, self._registrations):
+            return
+        known = self.named_parameters().values()
+        if any(map(is_sharded, known)):
+            return  # FSDP2 shows other parameters while it holds them complete
+        ids = set(map(id, known))
+        found = self._find_parameters().items()
+        if new := [n for n, p in found if id(p) not in ids and isinstance(p, torch.nn.Parameter)]:
+            raise Misuse(
+                f"{new[0]}: a tracked module got this parameter after job.steps had begun. Its gradients would not "
+                "be summed over the ranks, and a rank that joins or restarts could not load it, because the script "
+                "makes the module without it. Make all parameters before job.track. Freeze those that are to be "
                 "trained later: requires_grad_(step.number >= N) at each step"
             )
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils import prune
 
 from everstep import NotUnderAgent, run
 from everstep.errors import Misuse
@@ -191,6 +192,34 @@ def test_an_optimizer_that_gets_parameters_after_training_has_begun(
             if step.number == 2:
                 trial.optimizer.add_param_group({"params": [trial.model.bias]})
             trial.take(step)
+
+
+def grow(model: torch.nn.Module) -> None:
+    model.extra = torch.nn.Linear(1, 1)
+
+
+def replace_weight(model: torch.nn.Module) -> None:
+    model.weight = torch.nn.Parameter(torch.zeros(1, 3))
+
+
+@pytest.mark.parametrize(("change", "name"), [(grow, "extra.weight"), (replace_weight, "weight")])
+def test_a_module_that_gets_parameters_after_training_has_begun(
+    trial: Trial, change: Callable[[torch.nn.Module], None], name: str
+) -> None:
+    steps = trial.job.steps(until=3)
+    trial.take(next(steps))
+    step = next(steps)
+    change(trial.model)
+    with pytest.raises(Misuse, match=f"^model.{name}: a tracked module got this parameter after"):
+        step.batches(trial.data)
+
+
+def test_a_module_that_is_pruned_has_the_same_parameters(trial: Trial) -> None:
+    steps = trial.job.steps(until=3)
+    trial.take(next(steps))
+    prune.l1_unstructured(trial.model, "weight", amount=1)
+    trial.model.loss = torch.nn.MSELoss()
+    trial.take(next(steps))
 
 
 def test_another_loop_after_the_step_was_marked_applied(trial: Trial) -> None:
