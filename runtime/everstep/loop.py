@@ -56,6 +56,7 @@ class Loop:
         self._session.tracked.require_same_parameters()
         if step.reductions == 0:
             step.start.require_untouched(step.number)
+        step.require_used(named)
         self._first = self._session.feeds.draw(feed, step.number)
         """Place of the step's first sample in the order of the feed."""
         self._named, self._overlap = named, overlap
@@ -343,7 +344,7 @@ class Loop:
         randomness.restore(self._random)
         norm = self._norm(summary.scale)
         step_checks.watch_jumps(step, summary, norm)
-        step.end_reduction(self._entry(summary), norm)
+        step.end_reduction(self._entry(summary), norm, scaled=summary.scale != 1.0)
         session.end_copy()
         if not more:
             session.meter.update(phase=Phase.APPLYING)

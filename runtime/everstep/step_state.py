@@ -1,7 +1,10 @@
 """How far one global step has come."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, Protocol
+
+import torch
 
 from everstep import rewind
 from everstep.errors import Misuse
@@ -28,6 +31,8 @@ class StepState:
         """Inner loops that have ended."""
         self.loss = math.nan
         """Loss of the last inner loop."""
+        self.scaled = False
+        """A scaler made the last inner loop's gradients, so it may leave out the optimizer's step."""
         self.copy: Capture | None = None
         """The state before the step; kept only if a step has several loops."""
         self.mark: tuple[Any, ...] | None = None
@@ -44,6 +49,20 @@ class StepState:
                 "answered: let the loop end, and call step.skip() for a batch to leave out"
             )
 
+    def require_used(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        """Raises `Misuse` if a loop over `parameters` would drop a gradient that nothing has used."""
+        if not self.reductions or self.scaled:
+            return
+        changed = self.start.list_changed()
+        unused = [n for n, p in parameters.items() if p.grad is not None and n not in changed]
+        if unused:
+            raise Misuse(
+                f"step {self.number}: another loop over step.batches would drop the gradient of {unused[0]} that the "
+                "one before it has delivered, and no optimizer has applied it. To train with both, add the losses in "
+                "one loop, or call optimizer.step() after each. To drop it on purpose, call optimizer.zero_grad() "
+                "between the loops"
+            )
+
     def require_complete(self) -> None:
         """Raises `Misuse`."""
         self.require_loop_ended()
@@ -53,8 +72,9 @@ class StepState:
                 "job.pause or job.sum, which mark the step as applied. Put the loop first"
             )
 
-    def end_reduction(self, entry: LedgerEntry, norm: float | None) -> None:
+    def end_reduction(self, entry: LedgerEntry, norm: float | None, *, scaled: bool) -> None:
         self.reductions += 1
+        self.scaled = scaled
         self.loss = entry.loss
         findings = self.session.findings
         findings.entries.append(entry)

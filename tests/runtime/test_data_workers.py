@@ -58,7 +58,7 @@ def take_steps(
             for batch in step.batches(data):
                 seen.append((batch, torch.rand(1)))
                 step.backward(trial.model(torch.ones(1, 3)).sum())
-        trial.optimizer.step()
+            trial.optimizer.step()
         after(step.number)
     return seen
 

@@ -194,6 +194,38 @@ def test_an_optimizer_that_gets_parameters_after_training_has_begun(
             trial.take(step)
 
 
+def sum_gradients(trial: Trial, step: Any) -> None:
+    for batch in step.batches(trial.data):
+        step.backward(trial.loss(batch))
+
+
+def test_a_second_loop_that_would_drop_the_gradient_of_the_first(trial: Trial) -> None:
+    step = first_step(trial)
+    sum_gradients(trial, step)
+    with pytest.raises(Misuse, match=r"drop the gradient of model\.weight.*losses in one loop"):
+        sum_gradients(trial, step)
+
+
+@pytest.mark.parametrize("use", ["zero_grad", "step"])
+def test_a_second_loop_after_the_gradient_was_used(trial: Trial, use: str) -> None:
+    step = first_step(trial)
+    sum_gradients(trial, step)
+    getattr(trial.optimizer, use)()
+    sum_gradients(trial, step)
+
+
+def test_a_second_loop_after_a_scaler_has_left_out_a_step(trial: Trial) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    trial.job.track(scaler=scaler)
+    step = first_step(trial)
+    for _ in range(2):
+        for batch in step.batches(trial.data):
+            step.backward(trial.loss(batch), scaler=scaler)
+        trial.model.weight.grad.fill_(torch.inf)
+        scaler.step(trial.optimizer)
+        scaler.update()
+
+
 def grow(model: torch.nn.Module) -> None:
     model.extra = torch.nn.Linear(1, 1)
 
