@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from everstep import device, group, mesh, store, unit
+from everstep import device, group, group_sockets, mesh, store, unit
 from everstep.errors import Misuse
 from everstep.group import Group, LocalGroup, TorchGroup
 from everstep.unit import Unit
@@ -110,7 +110,7 @@ def form(agent: store.Requests, place: Place, setting: str = AUTO) -> Group:
     """
     device.enter()
     with _forming:
-        group.forget_closed()
+        group_sockets.forget_closed()
         if place.unit is not None:
             return form_between(agent, place, place.unit)
         if place.world == 1:
@@ -123,7 +123,7 @@ def form(agent: store.Requests, place: Place, setting: str = AUTO) -> Group:
         made.keys = keys
         made.mesh = mesh.connect(keys, place.rank, place.world, listener)
         if made.mesh is not None:
-            group.close_in_children(made.mesh.sockets)
+            group_sockets.close_in_children(made.mesh.sockets)
         return made
 
 
@@ -144,7 +144,7 @@ def _agree(keys: store.AgentStore, wanted: str) -> str:
 def reinit(keys: store.AgentStore, place: Place) -> TorchGroup:
     """Make a new torch group, with threads of its own."""
     _end_former()
-    before = group.open_sockets()
+    before = group_sockets.open_sockets()
     _make(keys, place)
     return _found(place, before)
 
@@ -162,7 +162,7 @@ def reconfigure(keys: store.AgentStore, place: Place) -> TorchGroup:
         keys.enter(place.epoch)
     keys.set(f"handle/{place.rank}", dist._get_reconfigure_handle())  # type: ignore[attr-defined]
     handles = [keys.get(f"handle/{rank}").decode() for rank in range(place.world)]
-    before = group.open_sockets()
+    before = group_sockets.open_sockets()
     dist._reconfigure(place.epoch, handles, timeout=FORMING).wait()  # type: ignore[attr-defined]
     _kept = _Kept(keys, _found(place, before))
     return _kept.group
@@ -253,7 +253,7 @@ def form_unit(agent: store.Requests, place: Place, prefix: str) -> Unit:
     mesh, own = place.mesh, place.mesh.place_of(place.rank)
     with _forming:
         keys = store.AgentStore(agent, place.epoch, prefix)
-        before = group.open_sockets()
+        before = group_sockets.open_sockets()
         _make(keys, replace(place, rank=own, world=mesh.unit))
         # gloo connects all ranks of a group when the group is made: each new socket belongs to it.
         dimensions = unit.form_dimensions(mesh, own, unit.make_group(LIMIT))
@@ -272,7 +272,7 @@ def form_between(agent: store.Requests, place: Place, own: Unit) -> TorchGroup:
     ]
     keys = store.AgentStore(agent, place.epoch)
     listener = mesh.offer(keys, place.rank, place.world, _address(place))
-    before = group.open_sockets()
+    before = group_sockets.open_sockets()
     with ThreadPoolExecutor(len(wanted)) as threads:
         formed = [
             threads.submit(_make_apart, its, place.rank, ranks, place.address)
@@ -286,7 +286,7 @@ def form_between(agent: store.Requests, place: Place, own: Unit) -> TorchGroup:
     made.keys = stores
     made.mesh = mesh.connect(keys, place.rank, place.world, listener)
     if made.mesh is not None:
-        group.close_in_children(made.mesh.sockets)
+        group_sockets.close_in_children(made.mesh.sockets)
     return made
 
 
@@ -308,7 +308,7 @@ def _make_apart(keys: Any, rank: int, ranks: range, address: str | None) -> Any:
 
 
 def _own_new(before: Mapping[int, str]) -> list[socket.socket]:
-    return group.own(group.list_new(before, group.open_sockets()))
+    return group_sockets.own(group_sockets.list_new(before, group_sockets.open_sockets()))
 
 
 def build_mesh_of_one(rank: int) -> "DeviceMesh":

@@ -1,15 +1,12 @@
 """The ranks of one epoch as one process group, and how a rank leaves it when it breaks
 (`forming.py` forms it). A rank's unit outlives it.
 
-gloo has no abort, so the sockets that appear while the group is formed are duplicated. A cut shuts
-the duplicates down: every operation of every neighbour then fails within a millisecond. An
-operation that has not returned shortly after a cut is abandoned with its buffer.
+gloo has no abort. A cut shuts duplicates of the group's sockets down (`group_sockets.py`): every
+operation of every neighbour then fails within a millisecond. An operation that has not returned
+shortly after a cut is abandoned with its buffer.
 """
 
-import gc
-import os
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,13 +18,11 @@ from typing import Any, Protocol
 import torch
 from torch._C._distributed_c10d import ErrorType
 
-from everstep import device
+from everstep import device, group_sockets
 from everstep.last_sum import DirectSum, LastSum, Look, Note, QueuedSum, fits, ignore
 from everstep.mesh import Mesh
 from everstep.unit import Over, Squares, Unit
 
-_TCP_INFO = struct.Struct("=120x2Q")
-"""The start of `struct tcp_info`, up to the bytes acknowledged and the bytes received (Linux 4.2 or newer)."""
 LOOK = timedelta(milliseconds=100)
 """How often a waiting rank checks whether it was cut."""
 ABANDON_SECONDS = 0.05
@@ -234,7 +229,7 @@ class TorchGroup:
             *(self.unit.sockets if self.unit is not None else ()),
             *(self.mesh.sockets if self.mesh is not None else ()),
         ]
-        known = [count for one in sockets if (count := _count_bytes(one)) is not None]
+        known = [count for one in sockets if (count := group_sockets.count_bytes(one)) is not None]
         return sum(known) if known and len(known) == len(sockets) else None
 
     def cut(self) -> None:
@@ -242,7 +237,7 @@ class TorchGroup:
         if first:
             self._cut_at = time.monotonic()
         for duplicate in self._sockets:
-            _shut_down(duplicate)
+            group_sockets.shut_down(duplicate)
         if self.mesh is not None:
             self.mesh.cut()
         if first and self._over_nccl:
@@ -353,7 +348,7 @@ def _cut_unit(unit: Unit | None) -> None:
     if unit is None:
         return
     for duplicate in unit.sockets:
-        _shut_down(duplicate)
+        group_sockets.shut_down(duplicate)
     if torch.cuda.is_available():
         _abort(unit.dimensions.values())
 
@@ -385,114 +380,3 @@ def require_no_error(made: Any) -> None:
 
 def _on_device(works: Sequence[Any]) -> bool:
     return any(isinstance(work, _OnDevice) for work in works)
-
-
-def open_sockets() -> dict[int, str]:
-    """List the open sockets: descriptor → the socket's identity, such as `socket:[4711]`."""
-    found = {int(name): _identify(int(name)) for name in os.listdir("/proc/self/fd")}
-    return {number: name for number, name in found.items() if name.startswith("socket:")}
-
-
-def _identify(number: int) -> str:
-    """What a descriptor stands for now; empty: it is closed."""
-    try:
-        return os.readlink(f"/proc/self/fd/{number}")
-    except FileNotFoundError:
-        return ""
-
-
-def list_new(before: Mapping[int, str], after: Mapping[int, str]) -> dict[int, str]:
-    """List the sockets that have appeared, by identity. Comparing numbers would not do: gloo closes
-    the sockets of the former group meanwhile, and a new socket gets the number of a closed one.
-    """
-    known = set(before.values())
-    return {number: name for number, name in after.items() if name not in known}
-
-
-def own(found: Mapping[int, str]) -> list[socket.socket]:
-    """Duplicate the group's sockets. No forked child may keep them open after this process dies:
-    the peers would not notice its death.
-    """
-    duplicates = [d for number, name in found.items() if (d := _duplicate(number, name))]
-    copies.update(found)
-    close_in_children(duplicates)
-    return duplicates
-
-
-def close_in_children(sockets: Iterable[socket.socket]) -> None:
-    """Have forked children close these sockets."""
-    copies.update({s.fileno(): _identify(s.fileno()) for s in sockets})
-
-
-def _duplicate(number: int, name: str) -> socket.socket | None:
-    """Duplicate a socket. None: gloo has closed it because a neighbour is lost, or it is the
-    listener, or it is none of gloo's.
-    """
-    try:
-        os.set_inheritable(number, False)
-        copy = os.dup(number)
-    except OSError:
-        return None
-    if _identify(copy) != name:
-        os.close(copy)
-        return None
-    duplicate = socket.socket(fileno=copy)
-    # The script may have opened others meanwhile: to a data worker (unix), for metrics (UDP).
-    if duplicate.family == socket.AF_UNIX or duplicate.type != socket.SOCK_STREAM:
-        duplicate.close()
-        return None
-    # If gloo's listener were shut down, its accept would fail, and gloo would call std::terminate.
-    if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        duplicate.close()
-        return None
-    return duplicate
-
-
-copies: dict[int, str] = {}
-"""The sockets of the groups and of the unit, which no forked child may keep: descriptor → identity.
-After a loss gloo closes its own sockets, and something else may then have the number.
-"""
-
-
-def forget_closed() -> None:
-    """Forget the sockets of groups that are gone."""
-    for number, name in list(copies.items()):
-        if _identify(number) != name:
-            copies.pop(number, None)
-
-
-def _close_copies() -> None:
-    for number, name in copies.items():
-        if _identify(number) == name:
-            os.close(number)
-
-
-def _let_go() -> None:
-    """Leave the groups to this process's parent: close their sockets, and never collect a group.
-    gloo's destructor waits for threads that only the parent has, so a collection would hang.
-    """
-    gc.freeze()
-    _close_copies()
-
-
-# Python cannot undo this, so it is done once, at import. Without a group there is nothing to let go.
-os.register_at_fork(after_in_child=_let_go)
-
-
-def _count_bytes(one: socket.socket) -> int | None:
-    """Count the bytes that the kernel has received and those that the other side has acknowledged.
-    A retransmission does not count. None: it is no TCP connection, or the kernel does not report
-    them.
-    """
-    try:
-        told = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-    except OSError:
-        return None
-    return sum(_TCP_INFO.unpack(told)) if len(told) == _TCP_INFO.size else None
-
-
-def _shut_down(duplicate: socket.socket) -> None:
-    try:
-        duplicate.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return

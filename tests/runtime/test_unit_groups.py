@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from everstep import forming, group
+from everstep import forming, group_sockets
 from everstep.forming import Place
 from everstep.unit import Over
 from everstep.worker import PR_SET_PDEATHSIG
@@ -121,7 +121,7 @@ class Member:
         wanted = [*self._unit.sockets, *self._formed._sockets]
         child = os.fork()
         if child == 0:
-            os._exit(sum(group._identify(s.fileno()).startswith("socket:") for s in wanted))
+            os._exit(sum(group_sockets.identify(s.fileno()).startswith("socket:") for s in wanted))
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
