@@ -62,14 +62,14 @@ def cross(session: Session, step: StepState) -> None:
     if session.broken:
         session.park(session.applied, why="the epoch ended")
     reply = _ask(session)
-    due = session.asked.step == step.number or _due(session, step.number)
-    if session.staged != step.number and (reply.save or due):
+    due = session.saves.asked.step == step.number or _due(session, step.number)
+    if session.saves.staged != step.number and (reply.save or due):
         if reply.stay or step.number == session.until:
-            session.stage_surely(step.number)
+            session.saves.stage_surely(step.number)
         else:
-            session.stage_beside(step.number, near=reply.near and not due)
+            session.saves.stage_beside(step.number, near=reply.near and not due)
     elif step.number != session.until:
-        session.prepare_grown()
+        session.saves.prepare_grown()
     if reply.hold:
         joining.let_join(session)
         if session.broken:

@@ -250,7 +250,7 @@ class Job:
         pin = validate.pin_or_none("job.save: pin", pin)
         if self._session.step is None:
             raise Misuse("job.save belongs inside the loop over job.steps: it saves a step's end")
-        self._session.asked.ask(self._session.step.number, pin)
+        self._session.saves.asked.ask(self._session.step.number, pin)
 
     def stop(self) -> None:
         """End the training with the current step, as if `until` were this step: early stopping.

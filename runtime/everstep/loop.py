@@ -253,7 +253,7 @@ class Loop:
         with self._session.meter.fetching():
             batch = self._feed.take(request)
         randomness.seed_all(*request.seed)
-        self._session.begin_copy()
+        self._session.saves.begin_copy()
         return batch
 
     def _send(self, group: Group) -> None:
@@ -345,7 +345,7 @@ class Loop:
         norm = self._norm(summary.scale)
         step_checks.watch_jumps(step, summary, norm)
         step.end_reduction(self._entry(summary), norm, scaled=summary.scale != 1.0)
-        session.end_copy()
+        session.saves.end_copy()
         if not more:
             session.meter.update(phase=Phase.APPLYING)
         self.ended = True

@@ -1,14 +1,9 @@
 """What one worker holds between `Start` and its end, and what every part of a step may have to
-do: capture, stage, park, fail.
+do: capture, park, fail.
 """
 
-import contextlib
-import os
-import time
-import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
@@ -16,7 +11,6 @@ import torch
 from everstep import (
     checkpoint_reader,
     device,
-    digests,
     forming,
     randomness,
     rewind,
@@ -26,24 +20,19 @@ from everstep import (
     state,
     untracked,
 )
-from everstep.asked_save import AskedSave
 from everstep.buffers import Buffers
 from everstep.checkpoint_reader import Checkpoint
-from everstep.copier import Copier, Rest
-from everstep.errors import EverstepError, StateError
+from everstep.errors import StateError
 from everstep.feeds import SETTINGS_KEY, Feeds, decode_settings
-from everstep.finite import FiniteCheck
 from everstep.local_state import LocalState
 from everstep.membership import Membership
 from everstep.meter import Meter
 from everstep.reducer import Reducer
-from everstep.shares import Part, part_of
-from everstep.slots import MOST, Slots
+from everstep.saves import Saves
 from everstep.snapshot import Capture
-from everstep.staging import NoRoom, describe, lay_out, read_part, write_part
 from everstep.tracked import Tracked
 from everstep.transfer import Taken
-from everstep_contract import codec, feed, layout, wire
+from everstep_contract import codec, feed, wire
 from everstep_contract.ledger import LedgerEntry
 from everstep_contract.places import Place
 from everstep_contract.report import Cause
@@ -54,8 +43,6 @@ if TYPE_CHECKING:
     from everstep.step_state import StepState
 
 EXIT_FAILED = 1
-ROOM_SECONDS = 1.0
-"""Pause between two tries to find room for a save that the job waits for."""
 
 
 class AgentPort(Protocol):
@@ -107,21 +94,8 @@ class Session:
         self.applied = start.applied
         self.told_epoch = 0
         """Epoch of the last step that was reported to the agent."""
-        self.copier = Copier()
-        self._copying = False
-        """The copier has work that reads what the next step changes; `end_copy` has to wait for it."""
-        self._grown = False
-        """`prepare_grown` has run, for the state that optimizers created in the first step."""
-        self.slots = Slots(start.staging, f"slot-{os.getpid()}-{uuid.uuid4().hex[:8]}-")
-        self.staged = start.applied if start.manifest else -1
-        """The newest step of which this rank's part is staged; no step is staged twice."""
-        self.asked = AskedSave()
-        self._finite = FiniteCheck(self.tracked)
         self.local = LocalState()
-        self._refused = ""
-        """Why the agent cannot be given the newest copy; empty: it can."""
-        self._layout = (0, "")
-        """The epoch of the last save, and the digest of its layout: what the agent has."""
+        self.saves = Saves(self)
         self.until: int | None = None
         self._stopped: int | None = None
         """The step after which `job.stop` ends this run."""
@@ -153,16 +127,6 @@ class Session:
     def finished(self) -> bool:
         """Whether `until` is reached; the last checkpoint is staged then."""
         return self._final is not None
-
-    @property
-    def part(self) -> Part:
-        """This rank's part of a save that all ranks make."""
-        return part_of(self.start.mesh, self.membership.rank, self.membership.world)
-
-    @property
-    def lead(self) -> bool:
-        """Whether this rank saves what exists only once: the state tree and the ledger."""
-        return self.membership.rank == 0
 
     def find_mesh(self) -> "DeviceMesh":
         """Return `job.mesh`. If each rank is a unit, the first call makes it."""
@@ -229,7 +193,7 @@ class Session:
         size = sum(
             t.numel() * t.element_size() for t in [*held.tensors.values(), *held.own.values()]
         )
-        self._prepare_saves(held)
+        self.saves.prepare(held)
         self.agent.send(
             wire.Tracked(
                 epoch=self.epoch,
@@ -243,49 +207,6 @@ class Session:
         untracked.watch(self)
         self.settled = True
         self.membership.set_apart("")
-
-    def _prepare_saves(self, held: Capture) -> None:
-        """Allocate memory for saves, and note what is NaN or infinite from the start. This runs
-        while the first step computes, and is complete before that step is applied.
-        """
-        size = lay_out(held.tensors, self.part, held.own)[1]
-
-        marked = device.mark()
-
-        def prepare() -> None:
-            self._take_room(size)
-            with device.beside(marked):
-                self._finite.note_start(held.tensors)
-            for name in sorted(self._finite.since_start):
-                self.note(f"{name} holds NaN or infinite values from the start: saves allow them")
-
-        self._copying = True
-        self.copier.hold(prepare)
-        self.copier.begin()
-
-    def prepare_grown(self) -> None:
-        """Allocate memory for larger saves after the first step, in which most optimizers create
-        their state. This runs while the next step computes, and that step waits only until the size
-        is known.
-        """
-        if self._grown:
-            return
-        self._grown = True
-        self.copier.wait()
-        shot, part = self.take_snapshot(), self.part
-
-        def measure() -> Rest:
-            held = shot.list_state()
-            size = lay_out(held.tensors, part, held.own)[1]
-            return lambda: self._take_room(size)
-
-        self._copying = True
-        self.copier.hold(measure)
-
-    def _take_room(self, size: int) -> None:
-        """Allocate memory for saves. If there is none now, the next save reports that."""
-        with contextlib.suppress(NoRoom):
-            self.slots.prepare(size)
 
     def adopt(self, taken: Taken) -> None:
         """Take over the live state of another member. Raises `StateError`."""
@@ -308,7 +229,7 @@ class Session:
         self.applied = taken.applied
         self.membership.take_over(taken.applied)
         self.meter.update(applied=taken.applied)
-        self._prepare_saves(self.capture())
+        self.saves.prepare(self.capture())
 
     @property
     def reached_end(self) -> bool:
@@ -361,182 +282,6 @@ class Session:
         }
         return Capture(tree=tree, tensors=tensors, own=self.local.capture(self.membership.rank))
 
-    def stage(self, step: int, capture: Capture | None = None, *, whole: bool = False) -> None:
-        """Copy this rank's part of the state as of `step` and hand it to the agent. If there is no
-        room for the copy, report that to the agent.
-
-        Args:
-            whole: the ranks of this rank's unit save the full state; a unit of one rank does so
-                alone.
-        """
-        if self._stage(self.epoch, step, capture, whole=whole):
-            self.staged = step
-
-    def stage_held(self, asked: wire.SaveHeld, capture: Capture) -> None:
-        """Like `stage` with `whole`, for the epoch that asked. If the members continue in place,
-        this save is dropped, so the step may be staged again.
-        """
-        self._stage(asked.epoch, asked.step, capture, whole=True)
-
-    def _stage(self, epoch: int, step: int, capture: Capture | None, *, whole: bool) -> bool:
-        """Return whether the agent has the copy."""
-        began, path = time.monotonic(), self._new_path(step)
-        part = self.part.of_one_unit() if whole else self.part
-        with self.meter.charging("stall"):
-            self.copier.wait()
-            held = capture or self.capture()
-            try:
-                tensors = write_part(path, held.tensors, part, held.own)
-            except NoRoom as error:
-                self._report_no_room(epoch, step, str(error), whole=whole)
-                return False
-            told = digests.tell(held.tensors, part)
-            bad = self._finite.list_bad(tensors, read_part(path))
-        return self._hand_over(
-            held,
-            wire.Staged(
-                epoch=epoch,
-                step=step,
-                path=path,
-                tensors=tensors,
-                lead=part.number == 0,
-                whole=whole,
-                digests=told,
-                pins=self.asked.list_pins(step),
-                not_finite=bad,
-                ms=(time.monotonic() - began) * 1000,
-            ),
-        )
-
-    def stage_beside(self, step: int, *, near: bool = False) -> None:
-        """Like `stage`, but copy while the next step computes: from `begin_copy`, which the loop
-        calls with its first batch, until `end_copy`, which it calls before anything of that step is
-        applied.
-
-        Args:
-            near: as in `wire.Staged`.
-        """
-        if near:
-            self.slots.limit = MOST
-        began = time.monotonic()
-        with self.meter.charging("stall"):
-            self.copier.wait()
-            shot = self.take_snapshot()
-        self.staged = step
-        staged = wire.Staged(
-            epoch=self.epoch,
-            step=step,
-            path=self._new_path(step),
-            tensors=(),
-            lead=self.lead,
-            near=near,
-            pins=self.asked.list_pins(step),
-            ms=(time.monotonic() - began) * 1000,
-        )
-        part = self.part
-        self._copying = True
-        self.copier.hold(lambda: self._copy(shot, staged, part))
-
-    def begin_copy(self) -> None:
-        """Start the held copy. Not earlier: the interpreter runs one thread at a time, so the
-        boundary would wait for the copy.
-        """
-        self.copier.begin()
-
-    def end_copy(self) -> None:
-        """Wait until everything that the step is about to change is copied."""
-        if self._copying:
-            with self.meter.charging("stall"):
-                self.copier.wait_until_read()
-            self._copying = False
-
-    def _copy(self, shot: snapshot.Snapshot, staged: wire.Staged, part: Part) -> Rest | None:
-        """Runs in the copier's thread. The work that it returns needs only the copy, so no step waits for it."""
-        try:
-            with device.beside(shot.marked):
-                held = shot.list_state()
-                tensors, room = self.slots.write(staged.path, held.tensors, part, held.own)
-                told = digests.tell(held.tensors, part)
-        except EverstepError:
-            raise  # no later save could store this state either
-        except (NoRoom, OSError, RuntimeError) as error:
-            self._drop_copy(staged, str(error), full=isinstance(error, (NoRoom, OSError)))
-            return None
-        if torn := shot.find_changed(held):
-            self._drop_copy(
-                staged,
-                f"{torn} was changed while it was copied: change it after the loop over "
-                "step.batches",
-            )
-            return None
-        copied = replace(staged, tensors=tensors, digests=told)
-
-        def check_and_hand_over() -> None:
-            bad = self._finite.list_bad(tensors, room)
-            self._hand_over(held, replace(copied, not_finite=bad))
-            self._take_room(len(room))  # the other slot may still be smaller
-
-        return check_and_hand_over
-
-    def _drop_copy(self, staged: wire.Staged, problem: str, *, full: bool = False) -> None:
-        """Free the slot of a failed copy, and report to the agent why the save fails."""
-        Path(staged.path).unlink(missing_ok=True)
-        self.staged = -1
-        self.agent.send(replace(staged, path="", problem=problem, full=full, lead=False))
-
-    def _hand_over(self, held: Capture, staged: wire.Staged) -> bool:
-        """Return whether the agent has the copy now. If its tree is too large, report that."""
-        digest, packed = self._describe(held, staged.epoch)
-        tree = held.tree if staged.lead else None
-        self._refused = ""
-        try:
-            self.agent.send(replace(staged, state=tree, layout=digest, packed=packed))
-        except StateError as error:
-            self._layout, self._refused = (0, ""), str(error)
-            self._drop_copy(staged, str(error))
-            return False
-        return True
-
-    def _describe(self, held: Capture, epoch: int) -> tuple[str, str]:
-        """Return the digest of the state's layout, and the layout itself if the agent does not have it
-        yet in this epoch.
-        """
-        described = describe(held.tensors)
-        digest = layout.digest(described)
-        told, self._layout = self._layout, (epoch, digest)
-        return digest, "" if self._layout == told else layout.pack(described)
-
-    def stage_surely(self, step: int) -> None:
-        """Stage a save that the job waits for. It is retried, because each upload frees room."""
-        self.stage_beside(step)
-        with self.meter.charging("stall", waiting=True):
-            self.copier.wait()
-            while self.staged != step and not self.broken:
-                if self._refused and step == self.until:
-                    self.fail(Cause.MISUSE, f"no checkpoint of the last step: {self._refused}")
-                self.agent.cut.wait(ROOM_SECONDS)
-                self.stage_beside(step)
-                self.copier.wait()
-
-    def _report_no_room(self, epoch: int, step: int, problem: str, *, whole: bool) -> None:
-        self.agent.send(
-            wire.Staged(
-                epoch=epoch,
-                step=step,
-                path="",
-                tensors=(),
-                whole=whole,
-                problem=problem,
-                full=True,
-            )
-        )
-
-    def _new_path(self, step: int) -> str:
-        """The agent finds this process's files by their names, once the process has ended."""
-        place = f"{self.epoch}-{step}-{self.membership.rank}"
-        name = f"{place}-{os.getpid()}-{uuid.uuid4().hex[:8]}.part"
-        return str(Path(self.start.staging) / name)
-
     def lose_unit(self, why: str) -> None:
         """Handle the failure of a collective within this rank's unit: make it fail on the unit's
         other ranks, too. If units recover in place, report the loss to the agent. The agent then
@@ -555,18 +300,18 @@ class Session:
         """Leave the group for good. Save whenever asked, until the agent ends this process."""
         self.membership.group.cut()
         self.membership.group.cut_unit()
-        self.copier.wait()  # the copy does not need the group, and may be the newest save
+        self.saves.copier.wait()  # the copy does not need the group, and may be the newest save
         self.agent.send(wire.Parked(epoch=self.epoch, step=step, sound=sound, why=why))
         with self.meter.charging("idle", waiting=True):
             while True:
                 save = self.agent.wait_save()
                 if sound and save.step == step:
-                    self.slots.release()  # this rank trains no more
-                    self.stage(step, capture, whole=True)
+                    self.saves.slots.release()  # this rank trains no more
+                    self.saves.stage(step, capture, whole=True)
 
     def fail(self, cause: Cause, message: str, traceback: str = "", *, fault: str = "") -> NoReturn:
         """Report to the agent why this worker cannot continue, and end the process."""
-        self.copier.wait()
+        self.saves.copier.wait()
         self.agent.send(
             wire.Failed(
                 epoch=self.epoch,

@@ -31,10 +31,10 @@ def is_lost(step: StepState) -> bool:
 def save_before(step: StepState) -> None:
     """Stage the state before the step; every rank decides the same."""
     session, before = step.session, step.number - 1
-    session.end_copy()
+    session.saves.end_copy()
     sound, capture, _ = _rewind(step)
-    if sound and before > max(session.staged, session.start.applied):
-        session.stage(before, capture)
+    if sound and before > max(session.saves.staged, session.start.applied):
+        session.saves.stage(before, capture)
 
 
 def save_held(step: StepState, asked: wire.SaveHeld) -> None:
@@ -47,12 +47,12 @@ def save_held(step: StepState, asked: wire.SaveHeld) -> None:
     session = step.session
     if asked.step != step.number - 1:
         return
-    session.end_copy()
+    session.saves.end_copy()
     if step.copy is not None:
-        session.stage_held(asked, step.copy)
+        session.saves.stage_held(asked, step.copy)
     elif not step.reductions and step.start.untouched():
         with step.start.as_it_was():
-            session.stage_held(asked, session.capture())
+            session.saves.stage_held(asked, session.capture())
 
 
 def leave(step: StepState, why: str) -> NoReturn:

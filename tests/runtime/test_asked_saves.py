@@ -20,7 +20,7 @@ from runtime.a_job import Trial
 
 
 def staged(trial: Trial) -> list[tuple[int, tuple[str, ...]]]:
-    trial.session.copier.wait()
+    trial.session.saves.copier.wait()
     return [(s.step, s.pins) for s in trial.agent.of(wire.Staged)]
 
 
@@ -55,7 +55,7 @@ def test_a_save_that_finds_no_room_still_tells_the_names(tmp_path: Path) -> None
         trial.job.save(pin=f"step-{number}")
         trial.take(step)
     next(steps)
-    trial.session.copier.wait()
+    trial.session.saves.copier.wait()
     told = trial.agent.of(wire.Staged)
     assert [(s.step, s.pins) for s in told if s.problem] == [(3, ("step-3",))]
 

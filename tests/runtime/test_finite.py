@@ -62,7 +62,7 @@ class Model(torch.nn.Linear):
 
 
 def told(trial: Trial) -> dict[int, tuple[str, ...]]:
-    trial.session.copier.wait()
+    trial.session.saves.copier.wait()
     return {s.step: s.not_finite for s in trial.agent.of(wire.Staged)}
 
 
@@ -129,7 +129,7 @@ def test_a_post_mortem_save_is_checked_too(tmp_path: Path) -> None:
     trial.take(next(steps))
     next(steps)
     trial.model.weight.data[0, 0] = torch.inf
-    trial.session.stage(1, whole=True)
+    trial.session.saves.stage(1, whole=True)
     assert told(trial) == {1: ("model/weight",)}
 
 

@@ -28,7 +28,7 @@ def save(rank: Rank) -> tuple[list[Full], list[wire.Staged]]:
     states = []
     for step in STEPS:
         states.append(rank.train(2).gather())
-        rank.session.stage(step)
+        rank.session.saves.stage(step)
     return states, rank.staged()
 
 

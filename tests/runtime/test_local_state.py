@@ -52,7 +52,7 @@ def saved(folder: Path) -> wire.Staged:
     trial.take(step := next(steps))
     assert step.number == 2
     buffer.seen[0].fill_(9.0)
-    trial.session.copier.wait()
+    trial.session.saves.copier.wait()
     (staged,) = trial.agent.of(wire.Staged)
     return staged
 
@@ -71,7 +71,7 @@ def test_it_comes_back_as_it_was_at_the_boundary(tmp_path: Path) -> None:
 def test_it_is_no_part_of_what_ranks_compare(tmp_path: Path) -> None:
     staged = saved(tmp_path / "first")
     plain = Trial(tmp_path / "first").track()
-    plain.session.stage(1)
+    plain.session.saves.stage(1)
     (other,) = plain.agent.of(wire.Staged)
     assert any(t.name.startswith("$local/0/") for t in staged.tensors)
     assert staged.layout == other.layout

@@ -27,13 +27,13 @@ def test_the_saves_after_the_first_step_have_room_for_the_optimizers_state(
     prepared: dict[int, int] = {}
     for step in trial.job.steps(until=6):
         trial.take(step)
-        trial.session.copier.wait()
+        trial.session.saves.copier.wait()
         found = list_slots(tmp_path)
         if step.number > 1 + 2 * every:
             assert not prepared or found == prepared, "a save allocated memory"
             prepared = found
     held = trial.session.capture()
-    whole = lay_out(held.tensors, trial.session.part, held.own)[1]
+    whole = lay_out(held.tensors, trial.session.saves.part, held.own)[1]
     assert len(prepared) == COUNT
     assert min(prepared.values()) >= whole
 
@@ -43,8 +43,8 @@ def test_the_agent_knows_the_files_of_a_save_by_the_process_that_staged_it(tmp_p
     trial = Trial(tmp_path).track()
     for step in trial.job.steps(until=1):
         trial.take(step)
-    trial.session.copier.wait()
-    trial.session.stage(1, whole=True)
+    trial.session.saves.copier.wait()
+    trial.session.saves.stage(1, whole=True)
     paths = {staged.path for staged in trial.agent.of(wire.Staged)}
     assert len(paths) == 2
     assert paths == {str(path) for path in tmp_path.glob(f"*-{os.getpid()}-????????.part")}
@@ -57,6 +57,6 @@ def test_the_agent_gets_the_layout_of_the_state_once_in_each_epoch(tmp_path: Pat
         trial.take(step)
     held = trial.session.capture()
     for number, epoch in enumerate([1, 1, 2, 2], start=1):
-        trial.session.stage_held(wire.SaveHeld(epoch=epoch, step=number), held)
+        trial.session.saves.stage_held(wire.SaveHeld(epoch=epoch, step=number), held)
     told = [staged.packed for staged in trial.agent.of(wire.Staged)[-4:]]
     assert [bool(packed) for packed in told] == [False, False, True, False]

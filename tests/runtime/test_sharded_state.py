@@ -29,18 +29,18 @@ def save(rank: Rank) -> tuple[Full, Full, list[wire.Staged]]:
     rank.train(2)
     rank.session.settle(until=9)
     second = rank.gather()
-    rank.session.stage_beside(2)
-    rank.session.begin_copy()
+    rank.session.saves.stage_beside(2)
+    rank.session.saves.begin_copy()
     rank.compute()
-    rank.session.end_copy()
+    rank.session.saves.end_copy()
     rank.optimizer.step()
-    rank.session.copier.wait()
+    rank.session.saves.copier.wait()
     third = rank.gather()
-    rank.session.stage(3, whole=True)
+    rank.session.saves.stage(3, whole=True)
     if rank.session.membership.rank == rank.session.membership.world - 1:
         weight: Any = rank.model.first.weight
         weight._local_tensor[0, 0] += 1
-    rank.session.stage(3)
+    rank.session.saves.stage(3)
     return second, third, rank.staged()
 
 
@@ -114,7 +114,7 @@ def test_shard_by_tensor_saves_and_two_shards_load(launcher: Launcher, tmp_path:
 def test_one_process_saves_and_shard_by_tensor_loads(launcher: Launcher, tmp_path: Path) -> None:
     rank = Rank(tmp_path, Mesh(), 0, 1, None).train(2)
     before = rank.gather()
-    rank.session.stage(2)
+    rank.session.saves.stage(2)
     said = commit(tmp_path, rank.staged())
     rank.train(1)
     for loaded, further in launcher.run(tmp_path / "load", BOTH, 4, load, **said):
@@ -176,7 +176,7 @@ def average(rank: Rank) -> dict[str, torch.Tensor]:
     kinds = type(held.tensor) is type(shadow)
     full: Any = held.tensor
     found = {"ema": full.full_tensor(), "same": torch.tensor(kinds)}
-    rank.session.stage(1)
+    rank.session.saves.stage(1)
     return {**found, "staged": rank.staged()[-1]}  # type: ignore[dict-item]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from everstep import session, slots, snapshot
+from everstep import saves, slots, snapshot
 from everstep.buffers import SMALL_BYTES, Buffers
 from everstep.errors import StateError
 from everstep.snapshot import Capture
@@ -110,7 +110,7 @@ def test_a_copy_that_fails_costs_the_save_and_leaves_its_slot_free(
         raise RuntimeError("out of memory")
 
     trial = Trial(tmp_path, save_every_steps=1).track()
-    monkeypatch.setattr(session.digests, "tell", fail)
+    monkeypatch.setattr(saves.digests, "tell", fail)
     for step in trial.job.steps(until=3):
         trial.take(step)
     assert [s.problem for s in trial.agent.of(wire.Staged)] == ["out of memory", "", ""]

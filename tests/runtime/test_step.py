@@ -799,7 +799,7 @@ def test_a_checkpoint_holds_that_a_step_had_two_loops(
     """So the first such step after a resume keeps a copy, too."""
     trial = a_trial().track()
     take_two_loops_at(trial, {1})
-    trial.session.copier.wait()
+    trial.session.saves.copier.wait()
     staged = next(s for s in trial.agent.of(wire.Staged) if s.step == 1)
     resumed = a_trial(**commit(tmp_path, [staged])).track()
     resumed.agent.saves = [wire.Save(epoch=1, step=2)]

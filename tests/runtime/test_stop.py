@@ -32,7 +32,7 @@ def test_the_loop_ends_after_the_step_and_that_step_is_saved(tmp_path: Path) -> 
             trial.job.stop()
         trial.take(step)
         taken.append(step.number)
-    trial.session.copier.wait()
+    trial.session.saves.copier.wait()
     assert taken == [1, 2, 3]
     assert [s.step for s in trial.agent.of(wire.Staged)] == [3]
     assert [s.step for s in trial.agent.of(wire.Stops)] == [3]
@@ -54,7 +54,7 @@ def test_the_run_stays_ended_and_a_fork_of_it_goes_on(
         first.take(step)
         if step.number == 2:
             first.job.stop()
-    first.session.copier.wait()
+    first.session.saves.copier.wait()
     (staged,) = first.agent.of(wire.Staged)
     folder = tmp_path / "again"
     folder.mkdir()
@@ -76,7 +76,7 @@ def a_saved_state(folder: Path, run: str) -> dict[str, Any] | None:
     trial = Trial(folder, run=run).track()
     for step in trial.job.steps(until=2):
         trial.take(step)
-    trial.session.copier.wait()
+    trial.session.saves.copier.wait()
     (staged,) = trial.agent.of(wire.Staged)
     assert staged.state
     return staged.state
