@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from everstep import parameter_names, registrations, state
+from everstep import optimizer_state, parameter_names, registrations, state
 from everstep.errors import Misuse, StateError
 from everstep.sharded import Like, is_sharded, local_of
 from everstep_contract.layout import OWN
@@ -300,7 +300,7 @@ class Tracked:
         self.capture_one(name, held)
         wanted = {n: Like(t) for n, t in held.items() if is_sharded(t)}
         if kind == "optimizer":
-            wanted = {n: Like(p) for n, p in _list_states(tree, parameters)} | wanted
+            wanted = {n: Like(p) for n, p in optimizer_state.list_states(tree, parameters)} | wanted
         return dict(wanted)
 
     def _state_of(self, name: str, kind: str, thing: Any, own: dict[str, Any] | None = None) -> Any:
@@ -310,7 +310,9 @@ class Tracked:
         if kind == "module":
             short = parameter_names.canonical(own)
             return {short[key]: value for key, value in own.items()}
-        return self._by_name(name, thing, own) if kind == "optimizer" else own
+        if kind == "optimizer":
+            return optimizer_state.by_name(name, thing, own, self.named_parameters())
+        return own
 
     def _load_one(
         self, name: str, kind: str, thing: Any, value: Any, converted: Collection[int]
@@ -327,9 +329,9 @@ class Tracked:
                 }
                 thing.load_state_dict({back.get(k, k): v for k, v in value.items()})
             elif kind == "optimizer":
-                given = self._by_number(name, thing, value)
+                given = optimizer_state.by_number(name, thing, value, self.named_parameters())
                 thing.load_state_dict(given)
-                _keep_layouts(thing, given, converted)
+                optimizer_state.keep_layouts(thing, given, converted)
             else:
                 thing.load_state_dict(value)
         except (RuntimeError, ValueError, KeyError) as error:
@@ -338,75 +340,10 @@ class Tracked:
                 "Build it as it was when it was saved, or start another run (--run, checkpoint.run)"
             ) from None
 
-    def _by_name(self, name: str, optimizer: Any, own: dict[str, Any]) -> dict[str, Any]:
-        """torch numbers an optimizer's parameters; we store them by name."""
-        called = self._names_of(name, optimizer)
-        packed = [number for group in own["param_groups"] for number in group["params"]]
-        by_number = dict(zip(packed, [n for group in called for n in group], strict=True))
-        groups = [{**g, "params": n} for g, n in zip(own["param_groups"], called, strict=True)]
-        values = {by_number.get(k, k): v for k, v in own["state"].items()}
-        return {**own, "state": values, "param_groups": groups}
-
-    def _by_number(self, name: str, optimizer: Any, value: dict[str, Any]) -> dict[str, Any]:
-        called = self._names_of(name, optimizer)
-        stored = [g["params"] for g in value["param_groups"]]
-        if [sorted(g) for g in stored] != [sorted(g) for g in called]:
-            gone = sorted({n for g in stored for n in g} ^ {n for g in called for n in g})
-            raise StateError(
-                f"{name}: its parameter groups are not those of the checkpoint"
-                + (f"; they differ in {', '.join(gone[:5])}" if gone else "")
-                + ". Build it as it was when it was saved, or start another run (--run, checkpoint.run)"
-            )
-        numbers = {n: i for i, n in enumerate(n for group in called for n in group)}
-        groups = [
-            {**group, "params": [numbers[n] for n in own]}
-            for group, own in zip(value["param_groups"], called, strict=True)
-        ]
-        values = {numbers.get(k, k): v for k, v in value["state"].items()}
-        return {**value, "state": values, "param_groups": groups}
-
-    def _names_of(self, name: str, optimizer: Any) -> list[list[str]]:
-        known = {id(p): n for n, p in self.named_parameters().items()}
-        called = []
-        for group in _groups(optimizer):
-            missing = [tuple(p.shape) for p in group["params"] if id(p) not in known]
-            if missing:
-                raise Misuse(
-                    f"track({name}=…): it holds a parameter of shape {missing[0]} that no tracked "
-                    "module has; track that module, too, in the same call or an earlier one"
-                )
-            called.append([known[id(p)] for p in group["params"]])
-        return called
-
 
 def _describe_dtypes(name: str, stored: torch.Tensor, own: torch.Tensor) -> str:
     was, now = (state.dtype_name(t.dtype) for t in (stored, own))
     return f"{name} ({was}, now {now})"
-
-
-def _keep_layouts(optimizer: Any, given: Mapping[str, Any], converted: Collection[int]) -> None:
-    """Give the loaded state its stored dtypes back: torch's `load_state_dict` casts all but `step` to
-    the dtype of the parameter, such as the float32 moments of half-precision weights. And lay it out
-    in memory like its parameter: a fused optimizer pairs their numbers as they lie.
-    """
-    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
-        return
-    numbers = [number for group in given["param_groups"] for number in group["params"]]
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for number, parameter in zip(numbers, parameters, strict=True):
-        loaded = optimizer.state.get(parameter, {})
-        for key, stored in given["state"].get(number, {}).items():
-            if not isinstance(stored, torch.Tensor):
-                continue
-            if id(parameter) not in converted and stored.dtype != loaded[key].dtype:
-                loaded[key] = stored.to(loaded[key].device)
-            loaded[key] = _lay_like(parameter, loaded[key])
-
-
-def _lay_like(parameter: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
-    if is_sharded(held) or held.shape != parameter.shape or held.stride() == parameter.stride():
-        return held
-    return torch.empty_like(parameter, dtype=held.dtype, device=held.device).copy_(held)
 
 
 def _list_own(kind: str, thing: Any, tree: Any) -> dict[str, torch.Tensor]:
@@ -423,21 +360,6 @@ def _list_own(kind: str, thing: Any, tree: Any) -> dict[str, torch.Tensor]:
         for key, short in parameter_names.canonical(own).items()
         if "$tensor" in (tree.get(short) or ()) and not torch.nn.parameter.is_lazy(own[key])
     }
-
-
-def _list_states(
-    tree: Any, parameters: Mapping[str, torch.nn.Parameter]
-) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Stored name → parameter, for the parts of an optimizer's state that are divided like a
-    DTensor. The count of steps stays plain, as in torch.
-    """
-    for name, values in tree["state"].items():
-        parameter = parameters.get(name)
-        if parameter is None or not is_sharded(parameter) or not isinstance(values, dict):
-            continue
-        for key, tag in values.items():
-            if key != "step" and isinstance(tag, dict) and "$tensor" in tag:
-                yield tag["$tensor"], parameter
 
 
 def _has_sharded(module: torch.nn.Module) -> bool:

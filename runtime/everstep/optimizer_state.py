@@ -1,0 +1,98 @@
+"""An optimizer's state by the names of its parameters; torch numbers them."""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from everstep.errors import Misuse, StateError
+from everstep.sharded import is_sharded
+
+Parameters = Mapping[str, torch.nn.Parameter]
+"""The tracked parameters by name."""
+
+
+def by_name(
+    name: str, optimizer: Any, own: dict[str, Any], parameters: Parameters
+) -> dict[str, Any]:
+    """What `state_dict` returned, with names instead of numbers. `name`: of the optimizer, for messages."""
+    called = _names_of(name, optimizer, parameters)
+    packed = [number for group in own["param_groups"] for number in group["params"]]
+    names = dict(zip(packed, [n for group in called for n in group], strict=True))
+    groups = [{**g, "params": n} for g, n in zip(own["param_groups"], called, strict=True)]
+    values = {names.get(k, k): v for k, v in own["state"].items()}
+    return {**own, "state": values, "param_groups": groups}
+
+
+def by_number(
+    name: str, optimizer: Any, value: dict[str, Any], parameters: Parameters
+) -> dict[str, Any]:
+    """What `load_state_dict` takes. Raises `StateError` if the optimizer has other parameter groups."""
+    called = _names_of(name, optimizer, parameters)
+    stored = [g["params"] for g in value["param_groups"]]
+    if [sorted(g) for g in stored] != [sorted(g) for g in called]:
+        gone = sorted({n for g in stored for n in g} ^ {n for g in called for n in g})
+        raise StateError(
+            f"{name}: its parameter groups are not those of the checkpoint"
+            + (f"; they differ in {', '.join(gone[:5])}" if gone else "")
+            + ". Build it as it was when it was saved, or start another run (--run, checkpoint.run)"
+        )
+    numbers = {n: i for i, n in enumerate(n for group in called for n in group)}
+    groups = [
+        {**group, "params": [numbers[n] for n in own]}
+        for group, own in zip(value["param_groups"], called, strict=True)
+    ]
+    values = {numbers.get(k, k): v for k, v in value["state"].items()}
+    return {**value, "state": values, "param_groups": groups}
+
+
+def _names_of(name: str, optimizer: Any, parameters: Parameters) -> list[list[str]]:
+    known = {id(p): n for n, p in parameters.items()}
+    called = []
+    for group in optimizer.param_groups:
+        missing = [tuple(p.shape) for p in group["params"] if id(p) not in known]
+        if missing:
+            raise Misuse(
+                f"track({name}=…): it holds a parameter of shape {missing[0]} that no tracked "
+                "module has; track that module, too, in the same call or an earlier one"
+            )
+        called.append([known[id(p)] for p in group["params"]])
+    return called
+
+
+def list_states(tree: Any, parameters: Parameters) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Stored name → parameter, for the parts of an optimizer's state that are divided like a
+    DTensor. The count of steps stays plain, as in torch.
+    """
+    for name, values in tree["state"].items():
+        parameter = parameters.get(name)
+        if parameter is None or not is_sharded(parameter) or not isinstance(values, dict):
+            continue
+        for key, tag in values.items():
+            if key != "step" and isinstance(tag, dict) and "$tensor" in tag:
+                yield tag["$tensor"], parameter
+
+
+def keep_layouts(optimizer: Any, given: Mapping[str, Any], converted: Collection[int]) -> None:
+    """Give the loaded state its stored dtypes back: torch's `load_state_dict` casts all but `step` to
+    the dtype of the parameter, such as the float32 moments of half-precision weights. And lay it out
+    in memory like its parameter: a fused optimizer pairs their numbers as they lie.
+    """
+    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
+        return
+    numbers = [number for group in given["param_groups"] for number in group["params"]]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        loaded = optimizer.state.get(parameter, {})
+        for key, stored in given["state"].get(number, {}).items():
+            if not isinstance(stored, torch.Tensor):
+                continue
+            if id(parameter) not in converted and stored.dtype != loaded[key].dtype:
+                loaded[key] = stored.to(loaded[key].device)
+            loaded[key] = _lay_like(parameter, loaded[key])
+
+
+def _lay_like(parameter: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+    if is_sharded(held) or held.shape != parameter.shape or held.stride() == parameter.stride():
+        return held
+    return torch.empty_like(parameter, dtype=held.dtype, device=held.device).copy_(held)
