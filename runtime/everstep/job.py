@@ -3,12 +3,12 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from everstep import boundary, joining, randomness, validate
+from everstep.asides import Asides
 from everstep.batches import Batches, build_settings
 from everstep.compiling import CompilerWatch
 from everstep.errors import Misuse
@@ -23,32 +23,13 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Aside:
-    """A scope outside the step. `limit`: in seconds; 0: the default of the scope."""
-
-    where: Where
-    category: str
-    limit: float = 0.0
-
-    @property
-    def apart(self) -> bool:
-        """Whether the loss of a rank restarts all ranks."""
-        return self.where is not Where.PAUSE
-
-
 class Job:
     """A training script's view of its job. Ranks communicate only inside `steps`, `Step.batches` and `sum`."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._outside = Where.STARTUP
-        """The scope between two steps and after the last one. Its time limit applies there."""
-        self._asides: list[_Aside] = []
-        """The scopes outside the step that have begun and not ended, the innermost last."""
+        self._asides = Asides(session)
         self._evaluations = Evaluations(session.note)
-        self._evaluated = False
-        """The script has evaluated in this step, and may hold a part of the result."""
         self._compiler = CompilerWatch(session.meter.compiles)
 
     @property
@@ -221,12 +202,13 @@ class Job:
                 session.park(session.applied, why="the epoch ended")
             state = self._begin(session.applied + 1, starting > 0)
             yield Step(state)
-            self._end_evaluations()
+            self._evaluations.end_all()
+            self._asides.end_all()
             boundary.cross(session, state)
             session.step, starting = None, starting - 1
             # The two refer to each other, and hold copies of buffers on the device.
             state.loop = None
-        self._outside = Where.PAUSE
+        self._asides.outside = Where.PAUSE
         session.finish()
         session.meter.enter(Where.PAUSE, category="pause")
 
@@ -283,7 +265,7 @@ class Job:
         if not isinstance(data, Batches):
             raise Misuse(f"job.evaluate({type(data).__name__}): it takes what job.batches returned")
         micro_batches = data.pass_micro_batches
-        with self._aside(Where.EVALUATE, "evaluate") as own:
+        with self._asides.begin(Where.EVALUATE, "evaluate") as own:
             share = self._session.membership.plan_evaluation(micro_batches)
             try:
                 with self._evaluations.begin(self._session.buffers):
@@ -291,12 +273,12 @@ class Job:
                         self._park_if_broken()
                         with self._session.meter.fetching():
                             batch = data.take(request)
-                        self._enter_innermost()  # each batch has the whole time limit
+                        self._asides.enter_innermost()  # each batch has the whole time limit
                         randomness.seed_all(*request.seed)
                         yield batch
-                        self._require_open(own)
+                        self._asides.require_open(own)
             finally:
-                self._evaluated = self._evaluated or own in self._asides
+                self._asides.stay_apart(own)
 
     @contextmanager
     def pause(self, name: str, *, limit: float = 0.0) -> Iterator[None]:
@@ -310,7 +292,7 @@ class Job:
             limit: seconds; 0: the limit of a step.
         """
         limit = validate.number(f"job.pause({name!r}): limit", limit, "a limit in seconds")
-        with self._aside(Where.PAUSE, "pause", limit):
+        with self._asides.begin(Where.PAUSE, "pause", limit):
             self._park_if_broken()
             yield
 
@@ -332,7 +314,7 @@ class Job:
                 "job.sum before job.steps: a rank that joins the job later would be alone with its sum and "
                 "get another result. Compute the value on every rank, or call job.sum within the loop over job.steps"
             )
-        with self._aside(Where.EVALUATE, "evaluate"):
+        with self._asides.begin(Where.EVALUATE, "evaluate"):
             self._park_if_broken()
             plain = [v.item() if hasattr(v, "item") else float(v) for v in values]
             numbers = torch.tensor(plain, dtype=torch.float64, device=session.device)
@@ -353,73 +335,11 @@ class Job:
         members compute its share of the first.
         """
         self._compiler.attach()
-        self._asides.clear()  # such as an evaluation from before the first step that has not ended
+        self._asides.forget()  # such as an evaluation from before the first step that has not ended
         where, category = (Where.STARTUP, "startup") if starting else (Where.STEP, "step")
         self._session.meter.enter(where, category=category, phase=Phase.COMPUTING, reduction=0)
         self._session.step = StepState(self._session, number)
         return self._session.step
-
-    @contextmanager
-    def _aside(self, where: Where, category: str, limit: float = 0.0) -> Iterator[_Aside]:
-        """A scope outside the step, with its own time limit. In an evaluation each rank may hold a
-        part of one result, so the loss of a rank restarts all ranks. In a pause there is no such
-        result.
-        """
-        session = self._session
-        if session.step is not None:
-            boundary.mark_applied(session, session.step, at_once=True)
-        inside = _Aside(where, category, limit)
-        if inside.apart:
-            self._go_apart(f"its script is in job.{category}")
-        self._asides.append(inside)
-        self._enter_innermost()
-        try:
-            yield inside
-        finally:
-            if inside in self._asides:  # else it has ended with its step
-                self._asides.remove(inside)
-                self._enter_innermost()
-                if inside.apart:
-                    self._end_apart()
-
-    def _require_open(self, evaluation: _Aside) -> None:
-        """Raises `Misuse` if the evaluation has ended with its step: its share was planned for the
-        ranks of then.
-        """
-        if evaluation not in self._asides:
-            raise Misuse(
-                "job.evaluate: a further batch was taken after the step in which the evaluation began. It ended with "
-                "that step: take all its batches there, or call job.evaluate again"
-            )
-
-    def _enter_innermost(self) -> None:
-        """Enter the scope that began last of those that have not ended; without one, the step."""
-        back = Where.STEP if self._session.step is not None else self._outside
-        now = self._asides[-1] if self._asides else _Aside(back, back.name.lower())
-        self._session.meter.enter(now.where, category=now.category, limit=now.limit)
-
-    @property
-    def _in_steps(self) -> bool:
-        return self._session.settled and not self._session.finished
-
-    def _go_apart(self, why: str) -> None:
-        if self._in_steps:
-            with self._session.meter.charging("wait", waiting=True):
-                self._session.membership.go_apart(why)
-
-    def _end_apart(self) -> None:
-        apart = self._evaluated or any(one.apart for one in self._asides)
-        if self._in_steps and not apart:
-            self._session.membership.set_apart("")
-
-    def _end_evaluations(self) -> None:
-        """The step is over, and with it each evaluation that the script has not ended, and what it
-        does with the results: until then each rank holds a part of them.
-        """
-        self._evaluations.end_all()
-        self._asides.clear()
-        self._evaluated = False
-        self._end_apart()
 
     def _park_if_broken(self) -> None:
         session = self._session
