@@ -1,5 +1,6 @@
 """Gradients: hooks move them out of `.grad`, the group sums them bucket by bucket in flat buffers,
-and `.grad` becomes a view of these when all sums are complete.
+and `.grad` becomes a view of these when all sums are complete. A rank that is alone needs no
+buffers: it gets its own gradients back.
 
 A rank's own gradients stay as they are until the reduced copy is complete. Every rank launches the
 buckets in the same order, and the vector after them. A launch that fails does not raise in the
@@ -28,8 +29,8 @@ BLOCK, SAMPLED = 2**10, 32
 """An estimate of the norm uses the first of each 32 blocks. A block has 2**10 elements, a page of memory."""
 PLAN_STEPS = 4
 """The buffers of a list of parameters are kept for so many steps in which no loop uses them."""
-LEAST_BLOCKS = 8
-"""If an estimate would use fewer blocks, all elements are used."""
+LEAST_SAMPLED = 8 * BLOCK * SAMPLED
+"""Of fewer elements, an estimate uses all."""
 _NARROW = (torch.float16, torch.bfloat16)
 
 
@@ -39,10 +40,12 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class _Bucket:
-    def __init__(self, indices: list[int], flat: torch.Tensor, spread: spread.Spread) -> None:
+    def __init__(self, indices: list[int], spread: spread.Spread) -> None:
         self.indices, self.spread = indices, spread
-        self.flat = flat
-        """The gradients one after the other."""
+        self.flat: torch.Tensor | None = None
+        """The gradients one after the other, allocated for the first sum over several ranks."""
+        self.uses = 0
+        """How many tensors share the memory of `flat` while the script holds no gradients."""
         self.missing: set[int] = set()
         self.launched = False
 
@@ -70,45 +73,48 @@ class _Plan:
             )
         described = [self._describe(i) for i in range(len(self.parameters))]
         self.views = [torch.empty(0)] * len(self.parameters)
-        self.buckets = [self._allocate(i) for i in shares.plan_buckets(described, bucket_bytes)]
-        self.bucket_of = {i: bucket for bucket in self.buckets for i in bucket.indices}
-        self._uses = [_count_uses(bucket.flat) for bucket in self.buckets]
-        self.shown = [self._can_show(i) for i in range(len(self.parameters))]
+        """The part of its bucket's buffer, by parameter."""
+        self.shown = [False] * len(self.parameters)
         """Whether `.grad` may be the view itself, by parameter."""
+        planned = shares.plan_buckets(described, bucket_bytes)
+        self.buckets = [_Bucket(indices, self._spreads[indices[0]]) for indices in planned]
+        self.bucket_of = {i: bucket for bucket in self.buckets for i in bucket.indices}
 
-    def _allocate(self, indices: list[int]) -> _Bucket:
-        first = self._held[indices[0]]
-        size = sum(self._held[i].numel() for i in indices)
-        flat = torch.zeros(size, dtype=self._dtype(first), device=first.device)
-        bucket = _Bucket(indices, flat, self._spreads[indices[0]])
-        self._set_views(bucket)
-        return bucket
+    def buffer(self, bucket: _Bucket) -> torch.Tensor:
+        """The bucket's buffer, which is allocated if it has none."""
+        if bucket.flat is None:
+            held = [self._held[i] for i in bucket.indices]
+            size, dtype = sum(h.numel() for h in held), self._dtype(held[0])
+            bucket.flat = torch.zeros(size, dtype=dtype, device=held[0].device)
+            self._set_views(bucket, bucket.flat)
+            bucket.uses = _count_uses(bucket.flat)
+        return bucket.flat
 
-    def _set_views(self, bucket: _Bucket) -> None:
+    def _set_views(self, bucket: _Bucket, flat: torch.Tensor) -> None:
         sizes = [self._held[i].numel() for i in bucket.indices]
-        for index, view in zip(bucket.indices, torch.split(bucket.flat, sizes), strict=True):
+        for index, view in zip(bucket.indices, torch.split(flat, sizes), strict=True):
             self.views[index] = view.view(self._held[index].shape)
+            self.shown[index] = _storage_uses is not None and self.fits(index, self.views[index])
 
     def replace_buffers(self) -> None:
-        """Allocate new buffers: operations that were abandoned may still write into the old ones."""
+        """Use new buffers: operations that were abandoned may still write into the old ones."""
         for bucket in self.buckets:
-            self._replace(bucket)
+            bucket.flat = None
 
     def leave_shared(self) -> None:
-        """Allocate new buffers where the script still holds former gradients, so that these stay as they are."""
-        for bucket, uses in zip(self.buckets, self._uses, strict=True):
-            if _count_uses(bucket.flat) != uses:
-                self._replace(bucket)
+        """Use new buffers where the script still holds former gradients, so that these stay as they are."""
+        for bucket in self.buckets:
+            if bucket.flat is not None and _count_uses(bucket.flat) != bucket.uses:
+                bucket.flat = None
 
-    def _replace(self, bucket: _Bucket) -> None:
-        bucket.flat = torch.zeros_like(bucket.flat)
-        self._set_views(bucket)
+    def fits(self, index: int, gradient: torch.Tensor) -> bool:
+        """Whether it has the dtype and the memory layout of the parameter."""
+        held = self._held[index]
+        return gradient.dtype == held.dtype and gradient.stride() == held.stride()
 
-    def _can_show(self, index: int) -> bool:
-        """Whether the view has the dtype and the memory layout of the parameter."""
-        held, view = self._held[index], self.views[index]
-        same = view.dtype == held.dtype and view.stride() == held.stride()
-        return same and _storage_uses is not None
+    def place(self, index: int) -> str:
+        """As `Spread.place`."""
+        return self._spreads[index].place
 
     def new_gradient(self, index: int) -> torch.Tensor:
         """Allocate memory for this rank's part of a gradient."""
@@ -156,10 +162,11 @@ def _whole(flat: torch.Tensor) -> torch.Tensor:
 
 def _sample(flat: torch.Tensor) -> torch.Tensor:
     """Estimate the sum of the squares."""
-    rows = flat.numel() // (BLOCK * SAMPLED)
-    if rows < LEAST_BLOCKS:
+    if flat.numel() < LEAST_SAMPLED:
         return _whole(flat)
+    rows = flat.numel() // (BLOCK * SAMPLED)
     blocks = flat[: rows * BLOCK * SAMPLED].view(rows, SAMPLED * BLOCK)[:, :BLOCK]
+    blocks = blocks.to(sum_dtype(flat.dtype))
     # `vector_norm` takes four times as long for rows that are not adjacent in memory.
     return (blocks * blocks).sum() * (flat.numel() / blocks.numel())
 
@@ -182,6 +189,8 @@ class Reducer:
         self._scale = 1.0
         self._group: Group | None = None
         """The group in which the current sums are launched."""
+        self._kept = False
+        """The newest gradients that were delivered are this rank's own."""
         self._bucket_bytes = bucket_bytes
         self._hooked: dict[int, Any] = {}
         self._watched: list[torch.nn.Parameter] = []
@@ -309,26 +318,34 @@ class Reducer:
         """Set `.grad` to the reduced gradient × `factor`, or to None if no rank had a gradient.
         `scale`: as in `backward`, the mean over the micro-batches.
         """
-        plan = self._plan
+        plan, own, self._kept = self._plan, self._own, self._alone
         self._own = [None] * len(plan.parameters)
         self._marks.end()
+        sums: Sequence[torch.Tensor | None] = own if self._kept else plan.views
         if not self._exact and factor != 1.0:
-            torch._foreach_mul_([bucket.flat for bucket in plan.buckets], factor)
-        copied: list[int] = []
+            flats = [plan.buffer(bucket) for bucket in plan.buckets] if not self._kept else []
+            torch._foreach_mul_(flats or [part for part in own if part is not None], factor)
+        copied: dict[int, torch.Tensor] = {}
         for index, parameter in enumerate(plan.parameters):
-            if not used[index]:
+            total = sums[index]
+            if not used[index] or total is None:
                 parameter.grad = None
                 continue
-            if plan.shown[index]:
-                part = plan.shape(index, plan.views[index].detach())
+            if plan.fits(index, total) if self._kept else plan.shown[index]:
+                part = plan.shape(index, total.detach())
             else:
                 part = plan.new_gradient(index)
-                copied.append(index)
+                copied[index] = total
             parameter.grad = with_local(parameter, part)
         self._copy(copied, factor, scale)
         for other, grad in self._aside:
             other.grad = grad
         self._aside = []
+
+    @property
+    def _alone(self) -> bool:
+        """Whether the sums are this rank's own gradients."""
+        return self._group is not None and self._group.world == 1 and not self._exact
 
     def measure(self, *, sampled: bool) -> float | None:
         """Measure the global 2-norm of the delivered gradients; it is the same on all ranks.
@@ -347,26 +364,33 @@ class Reducer:
     def _square(
         self, choose: Callable[[torch.Tensor], torch.Tensor]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        if not self._exact:
-            yield from ((b.spread.place, choose(b.flat)) for b in self._plan.buckets)
+        if not (self._exact or self._kept):
+            yield from ((b.spread.place, choose(self._plan.buffer(b))) for b in self._plan.buckets)
             return
-        for parameter in self._plan.parameters:
+        apart: dict[tuple[str, torch.dtype], list[torch.Tensor]] = {}
+        for index, parameter in enumerate(self._plan.parameters):
             if parameter.grad is not None:
-                held = _as_real(local_of(parameter.grad)).reshape(-1)
-                wide = held.to(sum_dtype(held.dtype))
-                yield spread.find_spread(parameter).place, torch.dot(wide, wide)
+                part = _as_real(local_of(parameter.grad))
+                if choose is _sample and part.numel() >= LEAST_SAMPLED:
+                    flat = part.reshape(-1)
+                    yield self._plan.place(index), choose(flat)
+                else:
+                    apart.setdefault((self._plan.place(index), part.dtype), []).append(part)
+        for (place, dtype), parts in apart.items():
+            norms = torch._foreach_norm(parts, 2, sum_dtype(dtype))
+            yield place, torch.stack(norms).square().sum()
 
-    def _copy(self, indices: Sequence[int], factor: float, scale: float) -> None:
-        if not indices:
+    def _copy(self, sums: dict[int, torch.Tensor], factor: float, scale: float) -> None:
+        if not sums:
             return
-        sums = [self._plan.views[i] for i in indices]
+        totals = list(sums.values())
         if self._exact:
-            sums = [
-                fixed_point.from_fixed(s, self._micro_batches).mul_(scale * factor) for s in sums
+            totals = [
+                fixed_point.from_fixed(t, self._micro_batches).mul_(scale * factor) for t in totals
             ]
-        grads = [self._plan.parameters[i].grad for i in indices]
+        grads = [self._plan.parameters[i].grad for i in sums]
         parts = [_as_real(local_of(grad)) for grad in grads if grad is not None]
-        torch._foreach_copy_(parts, sums)
+        torch._foreach_copy_(parts, totals)
 
     def abandon(self) -> None:
         """Give up a loop that will not end: the hooks do nothing, gradients are dropped."""
@@ -421,13 +445,18 @@ class Reducer:
 
     def _launch(self, bucket: _Bucket) -> None:
         bucket.launched = True
-        views = self._plan.views
+        assert self._group is not None
+        gathered = torch.empty(0) if self._alone else self._gather(bucket)
+        self._works.append(self._group.all_reduce(gathered, bucket.spread.over))
+        self._marks.join(len(self._works))
+
+    def _gather(self, bucket: _Bucket) -> torch.Tensor:
+        """Copy this rank's gradients into the bucket's buffer."""
+        flat, views = self._plan.buffer(bucket), self._plan.views
         have = [i for i in bucket.indices if self._own[i] is not None]
         for index in bucket.indices:
             if self._own[index] is None:
                 views[index].zero_()
         if have:
             torch._foreach_copy_([views[i] for i in have], [self._own[i] for i in have])  # type: ignore[misc]
-        assert self._group is not None
-        self._works.append(self._group.all_reduce(bucket.flat, bucket.spread.over))
-        self._marks.join(len(self._works))
+        return flat

@@ -10,15 +10,24 @@ from everstep.reducer import Reducer
 WIDTH = 4
 
 
-class Training:
-    """One rank that takes steps on one layer."""
+class WithIdle(LocalGroup):
+    """A group with a second rank, which has no gradients."""
 
-    def __init__(self, layer: torch.nn.Module, *, exact: bool = False) -> None:
-        self.layer = layer
-        self.reducer = Reducer(exact=exact)
+    world = 2
+
+
+GROUPS = pytest.mark.parametrize("group", [LocalGroup(), WithIdle()], ids=["alone", "two"])
+
+
+class Training:
+    """A rank that takes steps on one layer."""
+
+    def __init__(self, layer: torch.nn.Module, group: LocalGroup) -> None:
+        self.layer, self.group = layer, group
+        self.reducer = Reducer()
 
     def reduce(self, scale: float, *, factor: float = 1.0) -> None:
-        group, named = LocalGroup(), dict(self.layer.named_parameters())
+        group, named = self.group, dict(self.layer.named_parameters())
         self.reducer.begin(named, 1)
         rows = torch.full((2, WIDTH, 3, 3), scale)
         loss = self.layer(rows if isinstance(self.layer, torch.nn.Conv2d) else rows[:, :, 0, 0])
@@ -35,8 +44,39 @@ def gradient(layer: torch.nn.Module) -> torch.Tensor:
     return found
 
 
+def test_a_rank_that_is_alone_gets_its_own_gradients_and_has_no_buffers() -> None:
+    layer, reducer = torch.nn.Linear(WIDTH, 1), Reducer()
+    reducer.begin(dict(layer.named_parameters()), 1)
+    reducer.backward(layer(torch.ones(2, WIDTH)).sum(), overlap=None)
+    own = reducer._own[0]
+    reducer.flush(LocalGroup())
+    reducer.start_last(torch.zeros(1))
+    assert reducer.end() is not None
+    reducer.deliver([1.0, 1.0], 0.5)
+    assert own is not None
+    assert gradient(layer).data_ptr() == own.data_ptr()
+    assert gradient(layer).tolist() == [[1.0] * WIDTH]
+    assert all(bucket.flat is None for bucket in reducer._plan.buckets)
+
+
+def test_a_rank_that_is_no_longer_alone_sums_in_buffers() -> None:
+    training = Training(torch.nn.Linear(WIDTH, 1), LocalGroup())
+    training.reduce(1.0)
+    kept = gradient(training.layer)
+    training.group = WithIdle()
+    training.reduce(2.0)
+    assert all(bucket.flat is not None for bucket in training.reducer._plan.buckets)
+    assert gradient(training.layer).tolist() == [[4.0] * WIDTH]
+    assert training.reducer.measure(sampled=False) == pytest.approx((WIDTH * 16 + 4) ** 0.5)
+    training.group = LocalGroup()
+    training.reduce(3.0)
+    assert gradient(training.layer).tolist() == [[6.0] * WIDTH]
+    assert training.reducer.measure(sampled=False) == pytest.approx((WIDTH * 36 + 4) ** 0.5)
+    assert kept.tolist() == [[2.0] * WIDTH]
+
+
 def test_the_gradient_is_no_copy_of_the_sum() -> None:
-    training = Training(torch.nn.Linear(WIDTH, 1))
+    training = Training(torch.nn.Linear(WIDTH, 1), WithIdle())
     places = set()
     for scale in (1.0, 2.0):
         training.reduce(scale)
@@ -45,9 +85,10 @@ def test_the_gradient_is_no_copy_of_the_sum() -> None:
     assert gradient(training.layer).tolist() == [[4.0] * WIDTH]
 
 
+@GROUPS
 @pytest.mark.parametrize("keep", [lambda g: g, lambda g: g.view(-1), lambda g: g[0]])
-def test_a_gradient_that_the_script_keeps_stays_as_it_is(keep) -> None:
-    training = Training(torch.nn.Linear(WIDTH, 1))
+def test_a_gradient_that_the_script_keeps_stays_as_it_is(keep, group) -> None:
+    training = Training(torch.nn.Linear(WIDTH, 1), group)
     kept = []
     for number in range(1, 5):
         training.reduce(float(number))
@@ -57,7 +98,7 @@ def test_a_gradient_that_the_script_keeps_stays_as_it_is(keep) -> None:
 
 def test_without_torchs_count_of_uses_gradients_are_copies(monkeypatch) -> None:
     monkeypatch.setattr(module, "_storage_uses", None)
-    training = Training(torch.nn.Linear(WIDTH, 1))
+    training = Training(torch.nn.Linear(WIDTH, 1), WithIdle())
     training.reduce(1.0)
     kept = gradient(training.layer)
     training.reduce(2.0)
@@ -65,39 +106,44 @@ def test_without_torchs_count_of_uses_gradients_are_copies(monkeypatch) -> None:
     assert gradient(training.layer).tolist() == [[4.0] * WIDTH]
 
 
-def test_a_gradient_has_the_memory_format_of_its_parameter() -> None:
+@GROUPS
+def test_a_gradient_has_the_memory_format_of_its_parameter(group: LocalGroup) -> None:
     layer = torch.nn.Conv2d(WIDTH, 2, 3).to(memory_format=torch.channels_last)
-    Training(layer).reduce(1.0)
+    Training(layer, group).reduce(1.0)
     assert gradient(layer).stride() == layer.weight.stride()
     assert gradient(layer).eq(2.0).all()
 
 
+@GROUPS
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_factor_and_the_norm_cover_all_gradients(exact: bool, dtype: torch.dtype) -> None:
-    training = Training(torch.nn.Linear(WIDTH, 1).to(dtype), exact=exact)
-    named = dict(training.layer.named_parameters())
-    training.reducer.begin(named, 1)
-    loss = training.layer(torch.ones(2, WIDTH, dtype=dtype)).sum()
-    training.reducer.backward(loss, overlap=None)
-    training.reducer.flush(LocalGroup())
-    training.reducer.start_last(torch.zeros(1))
-    assert training.reducer.end() is not None
-    training.reducer.deliver([1.0, 1.0], 0.5)
+def test_the_factor_and_the_norm_cover_all_gradients(
+    exact: bool, dtype: torch.dtype, group: LocalGroup
+) -> None:
+    layer, reducer = torch.nn.Linear(WIDTH, 1).to(dtype), Reducer(exact=exact)
+    named = dict(layer.named_parameters())
+    reducer.begin(named, 1)
+    loss = layer(torch.ones(2, WIDTH, dtype=dtype)).sum()
+    reducer.backward(loss, overlap=None)
+    reducer.flush(group)
+    reducer.start_last(torch.zeros(1))
+    assert reducer.end() is not None
+    reducer.deliver([1.0, 1.0], 0.5)
     assert [p.grad.flatten().tolist() for p in named.values()] == [[1.0] * WIDTH, [1.0]]
-    norm = training.reducer.measure(sampled=False)
+    norm = reducer.measure(sampled=False)
     assert norm == pytest.approx((WIDTH + 1) ** 0.5, rel=1e-2)
 
 
-@pytest.mark.parametrize("rows", [module.LEAST_BLOCKS - 1, 16 * module.LEAST_BLOCKS])
-def test_an_estimate_of_the_norm_is_near_it(rows: int) -> None:
+@GROUPS
+@pytest.mark.parametrize("rows", [7, 128])
+def test_an_estimate_of_the_norm_is_near_it(rows: int, group: LocalGroup) -> None:
     torch.manual_seed(0)
     layer = torch.nn.Linear(module.BLOCK, module.SAMPLED * rows, bias=False)
-    training = Training(layer)
+    training = Training(layer, group)
     training.reducer.begin(dict(layer.named_parameters()), 1)
     weight = torch.randn(layer.weight.shape)
     training.reducer.backward((layer.weight * weight).sum(), overlap=None)
-    training.reducer.flush(LocalGroup())
+    training.reducer.flush(group)
     training.reducer.start_last(torch.zeros(1))
     assert training.reducer.end() is not None
     training.reducer.deliver([1.0], 1.0)
@@ -105,11 +151,16 @@ def test_an_estimate_of_the_norm_is_near_it(rows: int) -> None:
     assert training.reducer.measure(sampled=False) == pytest.approx(exact, rel=1e-4)
     near = training.reducer.measure(sampled=True)
     assert near == pytest.approx(exact, rel=0.02)
-    assert (near == training.reducer.measure(sampled=False)) is (rows < module.LEAST_BLOCKS)
+    assert (near == training.reducer.measure(sampled=False)) is (
+        layer.weight.numel() < module.LEAST_SAMPLED
+    )
 
 
+@GROUPS
 @pytest.mark.parametrize("exact", [False, True])
-def test_complex_gradients_are_added_as_pairs_of_real_numbers(exact: bool) -> None:
+def test_complex_gradients_are_added_as_pairs_of_real_numbers(
+    exact: bool, group: LocalGroup
+) -> None:
     torch.manual_seed(0)
     layer = torch.nn.ParameterDict(
         {
@@ -131,7 +182,7 @@ def test_complex_gradients_are_added_as_pairs_of_real_numbers(exact: bool) -> No
     reducer.begin(named, 2)
     for weight in weights:
         reducer.backward(compute_loss(weight), overlap=None)
-    reducer.flush(LocalGroup())
+    reducer.flush(group)
     reducer.start_last(torch.zeros(1))
     assert reducer.end() is not None
     reducer.deliver([1.0] * 3, 0.5)
