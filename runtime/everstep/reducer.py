@@ -8,12 +8,13 @@ script; `end` reports it.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from everstep import fixed_point, shares, spread
+from everstep import fixed_point, spread
+from everstep.buckets import BUCKET_BYTES, Bucket, Plan, as_real, sum_dtype
 from everstep.device import read_numbers
 from everstep.errors import Misuse
 from everstep.group import Group, LocalGroup, TellMoved, tell_nobody
@@ -21,139 +22,12 @@ from everstep.sharded import local_of, with_local
 from everstep.sum_marks import SumMarks
 from everstep.unit import Squares
 
-BUCKET_BYTES = 25 * 2**20
-"""Measured against DDP on gloo: buckets of 1 MB cost 40 % of a step, and one bucket
-for all is worse than several.
-"""
 BLOCK, SAMPLED = 2**10, 32
 """An estimate of the norm uses the first of each 32 blocks. A block has 2**10 elements, a page of memory."""
 PLAN_STEPS = 4
 """The buffers of a list of parameters are kept for so many steps in which no loop uses them."""
 LEAST_SAMPLED = 8 * BLOCK * SAMPLED
 """Of fewer elements, an estimate uses all."""
-_NARROW = (torch.float16, torch.bfloat16)
-
-
-def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of a gradient's sum: half precision is accumulated and reduced in float32."""
-    return torch.float32 if dtype in _NARROW else dtype
-
-
-class _Bucket:
-    def __init__(self, indices: list[int], spread: spread.Spread) -> None:
-        self.indices, self.spread = indices, spread
-        self.flat: torch.Tensor | None = None
-        """The gradients one after the other, allocated for the first sum over several ranks."""
-        self.uses = 0
-        """How many tensors share the memory of `flat` while the script holds no gradients."""
-        self.missing: set[int] = set()
-        self.launched = False
-
-    def reset(self) -> None:
-        self.missing, self.launched = set(self.indices), False
-
-
-class _Plan:
-    """Buckets and buffers for one list of parameters. The buckets are the same on every rank, for
-    its own part of each parameter.
-    """
-
-    def __init__(
-        self, named: dict[str, torch.nn.Parameter], bucket_bytes: int, *, exact: bool = False
-    ) -> None:
-        self._exact = exact
-        self.names, self.parameters = list(named), list(named.values())
-        self.index = {id(p): i for i, p in enumerate(self.parameters)}
-        self._spreads = [spread.find_spread(p) for p in self.parameters]
-        self._held = [_as_real(local_of(p).detach()) for p in self.parameters]
-        devices = {p.device.type for p in self.parameters}
-        if len(devices) > 1:
-            raise Misuse(
-                f"parameters on {' and '.join(sorted(devices))}: train on one kind of device"
-            )
-        described = [self._describe(i) for i in range(len(self.parameters))]
-        self.views = [torch.empty(0)] * len(self.parameters)
-        """The part of its bucket's buffer, by parameter."""
-        self.shown = [False] * len(self.parameters)
-        """Whether `.grad` may be the view itself, by parameter."""
-        planned = shares.plan_buckets(described, bucket_bytes)
-        self.buckets = [_Bucket(indices, self._spreads[indices[0]]) for indices in planned]
-        self.bucket_of = {i: bucket for bucket in self.buckets for i in bucket.indices}
-
-    def buffer(self, bucket: _Bucket) -> torch.Tensor:
-        """The bucket's buffer, which is allocated if it has none."""
-        if bucket.flat is None:
-            held = [self._held[i] for i in bucket.indices]
-            size, dtype = sum(h.numel() for h in held), self._dtype(held[0])
-            bucket.flat = torch.zeros(size, dtype=dtype, device=held[0].device)
-            self._set_views(bucket, bucket.flat)
-            bucket.uses = _count_uses(bucket.flat)
-        return bucket.flat
-
-    def _set_views(self, bucket: _Bucket, flat: torch.Tensor) -> None:
-        sizes = [self._held[i].numel() for i in bucket.indices]
-        for index, view in zip(bucket.indices, torch.split(flat, sizes), strict=True):
-            self.views[index] = view.view(self._held[index].shape)
-            self.shown[index] = _storage_uses is not None and self.fits(index, self.views[index])
-
-    def replace_buffers(self) -> None:
-        """Use new buffers: operations that were abandoned may still write into the old ones."""
-        for bucket in self.buckets:
-            bucket.flat = None
-
-    def leave_shared(self) -> None:
-        """Use new buffers where the script still holds former gradients, so that these stay as they are."""
-        for bucket in self.buckets:
-            if bucket.flat is not None and _count_uses(bucket.flat) != bucket.uses:
-                bucket.flat = None
-
-    def fits(self, index: int, gradient: torch.Tensor) -> bool:
-        """Whether it has the dtype and the memory layout of the parameter."""
-        held = self._held[index]
-        return gradient.dtype == held.dtype and gradient.stride() == held.stride()
-
-    def place(self, index: int) -> str:
-        """As `Spread.place`."""
-        return self._spreads[index].place
-
-    def new_gradient(self, index: int) -> torch.Tensor:
-        """Allocate memory for this rank's part of a gradient."""
-        part = torch.empty_like(self._held[index], memory_format=torch.preserve_format)
-        return self.shape(index, part)
-
-    def shape(self, index: int, part: torch.Tensor) -> torch.Tensor:
-        """Give this rank's part of a gradient the dtype kind of its parameter: real or complex."""
-        return torch.view_as_complex(part) if self.parameters[index].is_complex() else part
-
-    def _dtype(self, held: torch.Tensor) -> torch.dtype:
-        return torch.int64 if self._exact else sum_dtype(held.dtype)
-
-    def _describe(self, index: int) -> shares.Parameter:
-        held = self._held[index]
-        dtype, parameter = self._dtype(held), self.parameters[index]
-        numbers = 2 if parameter.is_complex() else 1
-        return shares.Parameter(
-            elements=spread.count_planned(parameter) * numbers,
-            item_bytes=dtype.itemsize,
-            # A complex view must begin at an even place of the buffer.
-            kind=f"{held.device}/{dtype}/{self._spreads[index]}/{numbers}",
-        )
-
-
-def _as_real(tensor: torch.Tensor) -> torch.Tensor:
-    """Complex numbers as pairs of real ones, without a copy unless they are conjugated lazily."""
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-
-
-_storage_uses = getattr(torch._C, "_storage_Use_Count", None)
-
-
-def _count_uses(flat: torch.Tensor) -> int:
-    """How many tensors share the memory of `flat`."""
-    if _storage_uses is None:
-        return 0
-    found: int = _storage_uses(flat.untyped_storage()._cdata)
-    return found
 
 
 def _whole(flat: torch.Tensor) -> torch.Tensor:
@@ -196,11 +70,11 @@ class Reducer:
         self._watched: list[torch.nn.Parameter] = []
         self._aside: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         """Gradients that a former loop of the step delivered for other parameters, until this loop is over."""
-        self._plans: dict[tuple[int, ...], _Plan] = {}
+        self._plans: dict[tuple[int, ...], Plan] = {}
         self._used_in: dict[tuple[int, ...], int] = {}
         """The same keys → the last step that used the plan, in the count of this process."""
         self._steps = 0
-        self._plan = _Plan({}, bucket_bytes)
+        self._plan = Plan({}, bucket_bytes)
         self._own: list[torch.Tensor | None] = []
         self._works: list[Any] = []
         self._last: Any = None
@@ -246,11 +120,11 @@ class Reducer:
         for key in [k for k, step in self._used_in.items() if self._steps - step > PLAN_STEPS]:
             del self._plans[key], self._used_in[key]
 
-    def _find_plan(self, named: dict[str, torch.nn.Parameter]) -> _Plan:
+    def _find_plan(self, named: dict[str, torch.nn.Parameter]) -> Plan:
         key = tuple(id(p) for p in named.values())
         self._used_in[key] = self._steps
         if key not in self._plans:
-            self._plans[key] = _Plan(named, self._bucket_bytes, exact=self._exact)
+            self._plans[key] = Plan(named, self._bucket_bytes, exact=self._exact)
         return self._plans[key]
 
     def repeat(self) -> None:
@@ -323,8 +197,9 @@ class Reducer:
         self._marks.end()
         sums: Sequence[torch.Tensor | None] = own if self._kept else plan.views
         if not self._exact and factor != 1.0:
-            flats = [plan.buffer(bucket) for bucket in plan.buckets] if not self._kept else []
-            torch._foreach_mul_(flats or [part for part in own if part is not None], factor)
+            flats = [plan.buffer(bucket) for bucket in plan.buckets] if not self._kept else own
+            if scaled := [flat for flat in flats if flat is not None]:
+                torch._foreach_mul_(scaled, factor)
         copied: dict[int, torch.Tensor] = {}
         for index, parameter in enumerate(plan.parameters):
             total = sums[index]
@@ -355,28 +230,30 @@ class Reducer:
             sampled: estimate it from a 32nd of each large bucket.
         """
         squares = dict.fromkeys(("whole", "shard", "tensor", "both"), 0.0)
-        found = list(self._square(_sample if sampled else _whole))
+        found = list(self._square(sampled=sampled))
         for (place, _), value in zip(found, read_numbers([s for _, s in found]), strict=True):
             squares[place] += value
         total = (self._group or LocalGroup()).add_squares(Squares(**squares))
         return None if total is None else math.sqrt(total)
 
-    def _square(
-        self, choose: Callable[[torch.Tensor], torch.Tensor]
-    ) -> Iterator[tuple[str, torch.Tensor]]:
+    def _square(self, *, sampled: bool) -> Iterator[tuple[str, torch.Tensor]]:
+        """Sums of squares, and where each is to be added up. Small gradients in tensors of their own
+        are taken together.
+        """
         if not (self._exact or self._kept):
-            yield from ((b.spread.place, choose(self._plan.buffer(b))) for b in self._plan.buckets)
+            square = _sample if sampled else _whole
+            yield from ((b.spread.place, square(self._plan.buffer(b))) for b in self._plan.buckets)
             return
-        apart: dict[tuple[str, torch.dtype], list[torch.Tensor]] = {}
+        together: dict[tuple[str, torch.dtype], list[torch.Tensor]] = {}
         for index, parameter in enumerate(self._plan.parameters):
-            if parameter.grad is not None:
-                part = _as_real(local_of(parameter.grad))
-                if choose is _sample and part.numel() >= LEAST_SAMPLED:
-                    flat = part.reshape(-1)
-                    yield self._plan.place(index), choose(flat)
-                else:
-                    apart.setdefault((self._plan.place(index), part.dtype), []).append(part)
-        for (place, dtype), parts in apart.items():
+            if parameter.grad is None:
+                continue
+            place, part = self._plan.place(index), as_real(local_of(parameter.grad))
+            if sampled and part.numel() >= LEAST_SAMPLED:
+                yield place, _sample(part.reshape(-1))
+            else:
+                together.setdefault((place, part.dtype), []).append(part)
+        for (place, dtype), parts in together.items():
             norms = torch._foreach_norm(parts, 2, sum_dtype(dtype))
             yield place, torch.stack(norms).square().sum()
 
@@ -389,7 +266,7 @@ class Reducer:
                 fixed_point.from_fixed(t, self._micro_batches).mul_(scale * factor) for t in totals
             ]
         grads = [self._plan.parameters[i].grad for i in sums]
-        parts = [_as_real(local_of(grad)) for grad in grads if grad is not None]
+        parts = [as_real(local_of(grad)) for grad in grads if grad is not None]
         torch._foreach_copy_(parts, totals)
 
     def abandon(self) -> None:
@@ -426,7 +303,7 @@ class Reducer:
     def _add(self, index: int, grad: torch.Tensor) -> None:
         if grad.layout != torch.strided:
             raise Misuse(f"the gradient of {self._plan.names[index]} is sparse; use sparse=False")
-        grad = _as_real(spread.take_local(grad, self._plan.parameters[index]))
+        grad = as_real(spread.take_local(grad, self._plan.parameters[index]))
         own = self._own[index]
         if self._exact:
             grad = grad / self._scale if self._scale != 1.0 else grad
@@ -443,14 +320,14 @@ class Reducer:
             self._launch(self._plan.buckets[self._next])
             self._next += 1
 
-    def _launch(self, bucket: _Bucket) -> None:
+    def _launch(self, bucket: Bucket) -> None:
         bucket.launched = True
         assert self._group is not None
         gathered = torch.empty(0) if self._alone else self._gather(bucket)
         self._works.append(self._group.all_reduce(gathered, bucket.spread.over))
         self._marks.join(len(self._works))
 
-    def _gather(self, bucket: _Bucket) -> torch.Tensor:
+    def _gather(self, bucket: Bucket) -> torch.Tensor:
         """Copy this rank's gradients into the bucket's buffer."""
         flat, views = self._plan.buffer(bucket), self._plan.views
         have = [i for i in bucket.indices if self._own[i] is not None]

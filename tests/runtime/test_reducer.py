@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from everstep import buckets
 from everstep import reducer as module
 from everstep.group import LocalGroup
 from everstep.reducer import Reducer
@@ -59,6 +60,17 @@ def test_a_rank_that_is_alone_gets_its_own_gradients_and_has_no_buffers() -> Non
     assert all(bucket.flat is None for bucket in reducer._plan.buckets)
 
 
+def test_a_rank_that_is_alone_may_have_no_gradient() -> None:
+    layer, reducer = torch.nn.Linear(WIDTH, 1), Reducer()
+    reducer.begin(dict(layer.named_parameters()), 1)
+    reducer.flush(LocalGroup())
+    reducer.start_last(torch.zeros(1))
+    assert reducer.end() is not None
+    reducer.deliver([0.0, 0.0], 0.5)
+    assert [p.grad for p in layer.parameters()] == [None, None]
+    assert reducer.measure(sampled=False) == 0.0
+
+
 def test_a_rank_that_is_no_longer_alone_sums_in_buffers() -> None:
     training = Training(torch.nn.Linear(WIDTH, 1), LocalGroup())
     training.reduce(1.0)
@@ -97,7 +109,7 @@ def test_a_gradient_that_the_script_keeps_stays_as_it_is(keep, group) -> None:
 
 
 def test_without_torchs_count_of_uses_gradients_are_copies(monkeypatch) -> None:
-    monkeypatch.setattr(module, "_storage_uses", None)
+    monkeypatch.setattr(buckets, "_storage_uses", None)
     training = Training(torch.nn.Linear(WIDTH, 1), WithIdle())
     training.reduce(1.0)
     kept = gradient(training.layer)

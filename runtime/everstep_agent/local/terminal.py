@@ -47,15 +47,10 @@ def _resumes(before: levels.Seen, after: levels.Seen) -> str:
 
 
 def _committed(before: levels.Seen, after: levels.Seen) -> list[str]:
-    if (
-        after.fenced
-        or after.committed is None
-        or (  # then they are another job's
-            before.committed is not None
-            and (before.committed.epoch, before.committed.step)
-            == (after.committed.epoch, after.committed.step)
-        )
-    ):
+    if after.fenced or after.committed is None:  # a run that was taken over sees the other job's
+        return []
+    known, newest = before.committed, after.committed
+    if known is not None and (known.epoch, known.step) == (newest.epoch, newest.step):
         return []
     if before.run == "" and before.committed is None:
         return [f"found the checkpoint of step {after.committed.step}"]

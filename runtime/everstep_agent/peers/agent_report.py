@@ -163,9 +163,9 @@ class AgentReport:
     fixed: str = ""
     """As in `wire.Tracked`, of one of its workers."""
     leaving: bool = False
+    """The agent received SIGTERM: this pod ends within its grace period."""
     notice: float = 0.0
     """Seconds from the SIGTERM to the end of this agent, whatever it waits for; 0: no SIGTERM."""
-    """The agent received SIGTERM: this pod ends within its grace period."""
     acked: int = 0
     """The armed boundary that all local workers will still reach."""
     passed: int = 0
