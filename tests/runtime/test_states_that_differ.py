@@ -1,6 +1,7 @@
 """Ranks whose states differ in shapes or in values."""
 
 import asyncio
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,10 @@ async def test_a_tensor_whose_shape_differs_by_rank_fails_the_job_at_its_first_s
 STEPS, EVERY, FLIP = 24, 6, 9
 
 
-def a_script_with_a_flipped_bit(job: Job, *, rank: int) -> None:
-    """In epoch 1, step 9 leaves another value in one weight of `rank`."""
+def a_script_with_a_flipped_bit(job: Job, *, rank: int, folder: Path) -> None:
+    """In epoch 1, step 9 leaves another value in one weight of `rank`. The ranks agree at a save
+    before that: the step waits for its manifest.
+    """
     model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     job.track(model=model, optimizer=optimizer)
@@ -68,6 +71,8 @@ def a_script_with_a_flipped_bit(job: Job, *, rank: int) -> None:
             inputs = torch.tensor([[i / 1000, 1.0] for i in batch])
             step.backward(model(inputs).square().mean())
         optimizer.step()
+        while step.number == FLIP and not list(folder.glob("store/**/manifests/*")):
+            time.sleep(0.01)
         if (job.epoch, job.rank, step.number) == (1, rank, FLIP):
             model[2].weight.detach().numpy().view("uint32")[0, 3] ^= 1 << 12
 
@@ -76,7 +81,7 @@ async def the_losses(folder: Path, monkeypatch: pytest.MonkeyPatch, rank: int) -
     """Run to the end; return the losses and the last `seen`."""
     await asyncio.to_thread(folder.mkdir)
     spawner = spawn.ForkSpawner(
-        lambda: run(partial(a_script_with_a_flipped_bit, rank=rank), seed=2)
+        lambda: run(partial(a_script_with_a_flipped_bit, rank=rank, folder=folder), seed=2)
     )
     monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
     async with asyncio.timeout(100), Gang(folder, 3, in_place=1, save_every_steps=EVERY) as gang:
