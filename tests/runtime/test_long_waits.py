@@ -1,5 +1,6 @@
 """A rank that waits for others as long as a hang shows where it waits, and is not ended."""
 
+import re
 import time
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from everstep_agent.pod import spawn
 from runtime import a_paced_script
 
 STEPS = 6
+LONG_WAIT = re.compile(r"waits for other ranks: \d+ s in step 4; its stacks follow")
+"""How many seconds depends on when the agent looked last."""
 
 
 def a_script(job: Job, may_go: Path) -> None:
@@ -32,13 +35,12 @@ async def test_a_long_wait_shows_its_stack_and_ends_nothing(
     forked = spawn.ForkSpawner(lambda: run(lambda job: a_script(job, may_go), seed=2))
     monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: forked)
     async with Gang(tmp_path, 2, hang_seconds=4.0) as gang:
-        await gang.until(lambda _: "event=worker_waits" in gang.shown(), seconds=60)
+        await gang.until(lambda _: LONG_WAIT.search(gang.shown()) is not None, seconds=60)
         may_go.touch()
         await gang.reports()
         assert [c.epoch for c in (await gang.run_log()).claims] == [1]
         await assert_exact(gang, STEPS)
-    assert "waits for other ranks: 4 s in step 4; its stacks follow" in gang.shown()
-    assert gang.shown().count("event=worker_waits") == 1, "each step may show it once only"
+    assert len(LONG_WAIT.findall(gang.shown())) == 1, "each step may show it once only"
     shown = capfd.readouterr().err
     assert "[1/0]   File" in shown
     assert "in _read_all" in shown, "the stack must show the wait for the others' vectors"
