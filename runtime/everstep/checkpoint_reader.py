@@ -2,6 +2,7 @@
 verifies them while it copies them.
 """
 
+import collections
 import contextlib
 import errno
 import itertools
@@ -30,7 +31,7 @@ version 2, because it would use samples twice.
 """
 READABLE = (1, 2)
 BLOCK_BYTES = 2**20
-"""A piece is checked and copied block by block, so that the copy finds the block in the cache."""
+"""A piece is copied and checked block by block, so that the check finds the block in the cache."""
 TOUCH_BYTES = 2**22
 MOST_THREADS = 4
 MOST_MAPS = 256
@@ -138,14 +139,22 @@ class Checkpoint:
     def _copy(self, copies: list[_Copy]) -> None:
         self._bring({c.piece.chunk for c in copies} - self._places.keys())
         threads = min(MOST_THREADS, len(os.sched_getaffinity(0)), len(copies))
+        waiting = collections.deque(sorted(copies, key=lambda c: c.into.nbytes, reverse=True))
         if threads < 2 or sum(c.into.nbytes for c in copies) < INLINE_BYTES:
-            for one in copies:
-                self._copy_piece(one)
+            self._copy_all(waiting)
             return
-        largest_first = sorted(copies, key=lambda c: c.into.nbytes, reverse=True)
-        with ThreadPoolExecutor(threads) as pool:
-            for _ in pool.map(self._copy_piece, largest_first):
-                pass
+        with ThreadPoolExecutor(threads - 1) as pool:
+            others = [pool.submit(self._copy_all, waiting) for _ in range(threads - 1)]
+            self._copy_all(waiting)
+        for other in others:
+            other.result()
+
+    def _copy_all(self, waiting: collections.deque[_Copy]) -> None:
+        """Copy the pieces, which several threads take from one queue. The calling thread is one of
+        them: if it waited for the others instead, it would wake up for each piece.
+        """
+        while (one := _take(waiting)) is not None:
+            self._copy_piece(one)
 
     def _copy_piece(self, one: _Copy) -> None:
         """Copy a piece. It is verified completely, even if only a part of it is wanted."""
@@ -241,9 +250,16 @@ def copy(source: Bytes, room: Bytes) -> int:
     hasher = xxhash.xxh3_64()
     for first in range(0, len(source), BLOCK_BYTES):
         block = source[first : first + BLOCK_BYTES]
-        hasher.update(block.data)
         np.copyto(room[first : first + BLOCK_BYTES], block)
+        hasher.update(block.data)
     return hasher.intdigest()
+
+
+def _take(waiting: collections.deque[_Copy]) -> _Copy | None:
+    try:
+        return waiting.popleft()
+    except IndexError:
+        return None
 
 
 def _take_room(wanted: torch.Tensor | Like | None, stored: manifest.Tensor) -> torch.Tensor:

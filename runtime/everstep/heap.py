@@ -23,7 +23,9 @@ def keep_freed_memory(environ: Mapping[str, str] = os.environ) -> bool:
     """Set both limits. Return whether they were set: not if the user has tuned
     malloc, or uses another one.
     """
-    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")) for name in environ):
+    if any(name.startswith(("MALLOC_", "LD_PRELOAD")) for name in environ):
+        return False
+    if "glibc.malloc." in environ.get("GLIBC_TUNABLES", ""):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

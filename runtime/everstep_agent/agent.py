@@ -27,7 +27,7 @@ from everstep_agent.pace import Pace
 from everstep_agent.peers import http
 from everstep_agent.peers.client import Pool
 from everstep_agent.peers.follower import Follower
-from everstep_agent.pod import spawn, zygote, zygote_spawner
+from everstep_agent.pod import spawn, worker_environ, zygote, zygote_spawner
 from everstep_agent.pod.pod import Pod
 from everstep_agent.pod.relay import Relay
 from everstep_agent.role import Role
@@ -177,7 +177,7 @@ class Agent:
         self.pod = Pod(
             context,
             spawner=self._spawner,
-            environ=worker_environ(self._environ),
+            environ=worker_environ.build(self._environ),
             relay=relay,
             on_part=self._delivery.wake,
             former=self._former,
@@ -306,11 +306,6 @@ def build_disk_tier(settings: env.AgentEnv) -> FolderTier | None:
     run = f"{settings.uri}/{settings.run}"
     name = f"{settings.run.replace('/', '_')}-{hashlib.sha256(run.encode()).hexdigest()[:8]}"
     return FolderTier(Path(settings.disk_tier) / name, "disk", run=run, sync=True)
-
-
-def worker_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the user's code: everything but the job's token."""
-    return {k: v for k, v in environ.items() if k != env.PREFIX + "TOKEN"}
 
 
 def read_former(memory: str) -> position.Position | None:

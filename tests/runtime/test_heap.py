@@ -38,6 +38,17 @@ def test_a_step_takes_the_memory_that_the_last_one_has_freed() -> None:
     assert count_faults({}) < plain / 100
 
 
-@pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD"])
-def test_what_the_user_has_tuned_stays(name: str) -> None:
-    assert not heap.keep_freed_memory({name: "1"})
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MALLOC_TRIM_THRESHOLD_", "1"),
+        ("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=1"),
+        ("LD_PRELOAD", "libjemalloc.so"),
+    ],
+)
+def test_what_the_user_has_tuned_stays(name: str, value: str) -> None:
+    assert not heap.keep_freed_memory({name: value})
+
+
+def test_tunables_of_other_parts_of_glibc_do_not_matter() -> None:
+    assert heap.keep_freed_memory({"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=1048576"})

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from everstep_agent.pod import worker_environ
 from everstep_checkpoint import reading, workload
 from everstep_checkpoint.environments import DLROVER
 from everstep_checkpoint.reading import Row
@@ -60,7 +61,7 @@ def _run_everstep(system: str, plan: Plan, ranks: int, peers: Path) -> None:
     command += ["--store", plan.folder + "/store", str(HERE / "train_everstep.py")]
     _run([command], [_environ(plan)], plan.folder)
     load = [sys.executable, str(HERE / "load_everstep.py"), f"file://{plan.folder}/store/bench"]
-    _run([[*load, str(ranks)]], [_environ(plan)], plan.folder)
+    _run([[*load, str(ranks)]], [worker_environ.build(_environ(plan))], plan.folder)
 
 
 def _run_peer(system: str, plan: Plan, ranks: int, peers: Path) -> None:

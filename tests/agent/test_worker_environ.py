@@ -1,0 +1,36 @@
+"""What the user's code finds in its environment."""
+
+import glob
+import os
+import platform
+import subprocess
+
+import pytest
+
+from everstep_agent.pod import worker_environ
+
+OURS = "glibc.cpu.x86_non_temporal_threshold=1048576"
+
+
+def test_everything_but_the_token() -> None:
+    found = worker_environ.build({"EVERSTEP_TOKEN": "secret", "EVERSTEP_RUN": "r", "HOME": "/h"})
+    assert found == {"EVERSTEP_RUN": "r", "HOME": "/h", "GLIBC_TUNABLES": OURS}
+
+
+def test_the_users_tunables_stay() -> None:
+    malloc = "glibc.malloc.trim_threshold=1"
+    assert worker_environ.build({"GLIBC_TUNABLES": malloc})["GLIBC_TUNABLES"] == f"{malloc}:{OURS}"
+    own = "glibc.cpu.x86_non_temporal_threshold=8388608"
+    assert worker_environ.build({"GLIBC_TUNABLES": own}) == {"GLIBC_TUNABLES": own}
+
+
+def test_glibc_takes_the_value() -> None:
+    """glibc ignores what it does not know, so a wrong name or value would go unnoticed."""
+    loaders = glob.glob("/lib64/ld-linux-x86-64.so.2")
+    if platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc" or not loaders:
+        pytest.skip("not glibc on x86-64")
+    command, environ = [loaders[0], "--list-tunables"], worker_environ.build(os.environ)
+    ran = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        pytest.skip("this glibc does not list its tunables")
+    assert "x86_non_temporal_threshold: 0x100000 " in ran.stdout
