@@ -161,7 +161,7 @@ class TorchGroup:
         self._group = made
         self._over_nccl = torch.cuda.is_available()
         self._launching = threading.Lock()
-        self._look: Look = lambda: None
+        self._look: Look = _look_at_nothing
         self._newest: Any = None
         """The operation that was launched last; gloo's only thread runs them in this order."""
 
@@ -209,13 +209,21 @@ class TorchGroup:
 
     def end_last(self, last: Any, look: TellMoved = tell_nobody) -> torch.Tensor | None:
         self._look = lambda: look(self._count_moved())
+        try:
+            found = self._end_last(last)
+        finally:
+            # A group that refers to itself would keep its sockets until a garbage collection.
+            self._look = _look_at_nothing
+        if found is None:
+            self.cut()
+        return found
+
+    def _end_last(self, last: Any) -> torch.Tensor | None:
         # NCCL calls back at an operation's launch, so the main thread checks when it is complete.
         if last is not None and last.late and self.wait(last.buckets, last.note):
             last.complete()
             last.launch(self.all_reduce)
-        found = last.end(self._ends, self._look) if last is not None else None
-        if found is None:
-            self.cut()
+        found: torch.Tensor | None = last.end(self._ends, self._look) if last is not None else None
         return found
 
     def _count_moved(self) -> int | None:
@@ -334,6 +342,10 @@ class TorchGroup:
         except RuntimeError:  # the operation knows NCCL's error before the group does
             return False
         return True
+
+
+def _look_at_nothing() -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
 """How a rank waits: its own time limit is not a failure, and a cut ends every wait."""
 
+import gc
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -271,3 +273,32 @@ def test_the_last_sum_of_different_numbers_says_so(ranks: list[TorchGroup]) -> N
         for end in ends:
             with pytest.raises(ValueError, match=r"\{0: 2, 1: 3, 2: 4\}; all ranks must train"):
                 end.result(10)
+
+
+def test_a_group_that_was_left_closes_its_sockets_at_once(ranks: list[TorchGroup]) -> None:
+    """With 64 ranks, groups that wait for a garbage collection would soon hold every descriptor."""
+
+    def use(rank: int) -> None:
+        made, numbers = ranks[rank], torch.ones(3, dtype=torch.float64)
+        last = made.start_last([made.all_reduce(torch.ones(4))], numbers)
+        assert made.end_last(last) is not None
+        last = made.start_last([], numbers) if rank else None  # rank 0 is lost
+        made.cut()
+        assert made.end_last(last) is None
+
+    gc.collect()
+    gc.disable()
+    try:
+        with ThreadPoolExecutor(3) as threads:
+            list(threads.map(use, range(3)))
+        left = [weakref.ref(made) for made in ranks]
+        for made in ranks:
+            made.drop()
+        del made
+        ranks.clear()
+        assert [one() for one in left] == [None] * 3
+    finally:
+        gc.enable()
+        for ending in threading.enumerate():
+            if ending.name == "everstep-group-end":
+                ending.join(timeout=60)
