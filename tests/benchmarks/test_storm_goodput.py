@@ -92,3 +92,15 @@ def test_states_are_compared_at_the_steps_that_both_runs_logged() -> None:
     calm = {"9": "a", "100": "b", "200": "c"}
     assert compare_states(calm, {"100": "b", "300": "z"}) == (1, [])
     assert compare_states(calm, {"9": "a", "100": "b", "200": "x"}) == (3, [200])
+
+
+def test_the_quiet_rate_is_that_of_the_last_third_between_two_faults() -> None:
+    times = [1.0, 4.0, 5.0, 6.0, 6.5, 7.0, 7.5, 8.0, 14.0, 15.0]
+    outcome = judge_storm(steps(*times), [2.0, 8.2, 16.0], began=0.0, seconds=16.0, batch=BATCH)
+    assert outcome.quiet_samples_per_second == pytest.approx((3 + 1) * BATCH / (1.5 + 1.0))
+
+
+def test_seconds_before_a_fault_at_a_smaller_size_are_not_quiet() -> None:
+    small = [line(t, step, 0, world=1) for step, t in ((2, 3.0), (3, 3.5), (4, 3.9))]
+    outcome = judge_storm([*steps(1.0), *small], [1.5, 4.0], began=0.0, seconds=4.0, batch=BATCH)
+    assert outcome.quiet_samples_per_second is None

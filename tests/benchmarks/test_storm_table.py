@@ -39,6 +39,13 @@ def test_goodput_is_relative_to_the_own_undisturbed_run_and_to_the_fastest() -> 
     assert ours["end"] == "verified, state equal at all steps that both runs logged (1)"
 
 
+def test_the_rate_of_the_quiet_seconds_needs_no_other_run() -> None:
+    (row,) = cells([a_run("everstep", DEATHS, 390, quiet_samples_per_second=40.0)])
+    assert (row["goodput"], row["of quiet seconds"]) == ("", "97.5%")
+    (earlier,) = cells([a_run("everstep", DEATHS, 390)])
+    assert earlier["of quiet seconds"] == ""
+
+
 def test_runs_of_other_lengths_are_compared_by_their_rates() -> None:
     calm = a_run("everstep", CALM, 100, seconds=2.5)
     assert find_goodput(a_run("everstep", DEATHS, 390), calm) == pytest.approx(0.975)

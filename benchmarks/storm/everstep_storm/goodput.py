@@ -7,9 +7,13 @@ the number of ranks.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from everstep_recovery.lines import Line
 from everstep_recovery.reading import count_unlogged, find_complete, list_history
+
+QUIET_PART = 1 / 3
+"""The last part of the time between two faults, in which a system should train as if undisturbed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,10 @@ class Outcome:
     samples_repeated: int
     pauses: tuple[float | None, ...]
     """Seconds from each fault until all members had applied a new step; None: not within the run."""
+    quiet_samples_per_second: float | None
+    """Samples per second shortly before faults, at full size; None: the system had not returned to
+    its full size.
+    """
     progress: tuple[float, ...]
     """Samples used after 0, 1, 2, … seconds of the storm, in units of a global batch."""
 
@@ -65,6 +73,7 @@ def judge_storm(
         samples_lost=last * batch - sum(step.samples for step in steps),
         samples_repeated=sum(step.repeated for step in steps),
         pauses=tuple(_find_pause(lines, fault) for fault in faults),
+        quiet_samples_per_second=_find_quiet_rate(steps, lines, faults),
         progress=_list_progress(within, began, seconds, batch),
     )
 
@@ -109,6 +118,25 @@ def _find_pause(lines: Sequence[Line], fault: float) -> float | None:
     newest = max((line.step for line in lines if line.t <= fault), default=0)
     complete = find_complete([line for line in lines if line.t > fault], newest, 1)
     return None if complete is None else complete - fault
+
+
+def _find_quiet_rate(
+    steps: Sequence[Step], lines: Sequence[Line], faults: Sequence[float]
+) -> float | None:
+    """The rate in the last part of each interval between two faults, if all steps in it were taken
+    at full size.
+    """
+    full = max((line.world for line in lines), default=0)
+    small = {line.step for line in lines if line.world < full}
+    samples, seconds = 0, 0.0
+    for earlier, later in pairwise(faults):
+        begin = later - QUIET_PART * (later - earlier)
+        inside = [step for step in steps if begin <= step.t < later]
+        if len(inside) < 2 or any(step.number in small for step in inside):
+            continue
+        samples += sum(step.samples for step in inside[1:])
+        seconds += inside[-1].t - inside[0].t
+    return samples / seconds if seconds else None
 
 
 def _list_progress(

@@ -9,7 +9,7 @@ from everstep_storm.goodput import compare_states
 
 Row = dict[str, Any]
 HEAD = (
-    "system", "faults", "step, s", "goodput", "of the fastest", "next step, s", "longest, s",
+    "system", "faults", "step, s", "goodput", "of quiet seconds", "of the fastest", "next step, s", "longest, s",
     "steps taken again", "samples lost", "samples repeated", "hangs left", "end",
 )  # fmt: skip
 
@@ -47,6 +47,7 @@ def _describe(row: Row, calm: Mapping[str, Row]) -> list[str]:
         _count_faults(row),
         f"{own['seconds'] / own['steps']:.3f}" if own else "",
         f"{goodput:.1%}" if goodput is not None else "",
+        _describe_quiet(row),
         f"{find_goodput(row, fastest):.1%}" if fastest else "",
         f"{median(pauses):.2f}" if pauses else "",
         _describe_longest(row, pauses),
@@ -54,6 +55,11 @@ def _describe(row: Row, calm: Mapping[str, Row]) -> list[str]:
         str(row["probed"]),
         _describe_end(row, own),
     ]
+
+
+def _describe_quiet(row: Row) -> str:
+    quiet = row.get("quiet_samples_per_second")
+    return f"{row['samples'] / row['seconds'] / quiet:.1%}" if quiet else ""
 
 
 def _count_faults(row: Row) -> str:
