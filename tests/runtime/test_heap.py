@@ -51,4 +51,6 @@ def test_what_the_user_has_tuned_stays(name: str, value: str) -> None:
 
 
 def test_tunables_of_other_parts_of_glibc_do_not_matter() -> None:
-    assert heap.keep_freed_memory({"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=1048576"})
+    assert heap.keep_freed_memory(
+        {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=1048576"}
+    )
