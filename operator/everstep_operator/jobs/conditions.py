@@ -226,13 +226,15 @@ def _seconds(seconds: dict[str, float]) -> dict[str, float]:
 
 def _world(observed: Observed, story: Story) -> WorldStatus:
     """`ready` counts members. A job that ran keeps its last number as long as it counts as running
-    although no agent answers.
+    although no agent answers; so does one whose spec has no effect, for the pods that still run.
     """
     spec, old = observed.job.spec, observed.job.status.world
+    before = old.ready if old else 0
     desired = spec.workers.replicas if spec and not spec.suspend else 0
     ready = len({m.slot for m in observed.seen.members}) if observed.seen else 0
     if not observed.running:
-        ready = old.ready if old and story.state == "Running" else 0
+        up = sum(p.running_since is not None and not p.over for p in observed.pods)
+        ready = {"Running": before, "Invalid": min(before, up)}.get(story.state, 0)
     return WorldStatus(ready=ready, desired=desired, summary=f"{ready}/{desired}")
 
 
@@ -291,14 +293,16 @@ def decide_checkpoint(
     observed: Observed, decisions: Sequence[Decision], now: float
 ) -> ConditionDraft:
     """The condition CheckpointHealthy: whether the computed steps are saved. Unknown until the
-    first commit.
+    first commit. While no agent has answered this operator, what an earlier one has reported stands.
     """
-    seen = observed.seen
+    seen, old = observed.seen, find_condition(observed.job.status, "CheckpointHealthy")
     if any(isinstance(d, Raise) and d.uncommitted for d in decisions):
         message = next(d.message for d in decisions if isinstance(d, Raise) and d.uncommitted)
         return ConditionDraft(
             type="CheckpointHealthy", status=False, reason="LeftWithoutCommit", message=message
         )
+    if seen is None and old is not None:
+        return _as_before(old)
     if seen is not None and seen.storage_error is not None:
         error = seen.storage_error
         return ConditionDraft(
@@ -350,7 +354,12 @@ def _still_without_commit(
         return None
     if newest is not None and (before is None or before.step != newest.step):
         return None
-    return ConditionDraft(type=old.type, status=False, reason=old.reason, message=old.message)
+    return _as_before(old)
+
+
+def _as_before(old: Condition) -> ConditionDraft:
+    status = {"True": True, "False": False}.get(old.status)
+    return ConditionDraft(type=old.type, status=status, reason=old.reason, message=old.message)
 
 
 def _late(observed: Observed, newest: CheckpointStatus) -> str:
