@@ -137,12 +137,31 @@ def decide_running(observed: Observed, records: Sequence[SlotStatus], now: float
     if observed.running and seen is not None:
         ranks = len(seen.members)
         who = "1 rank trains" if ranks == 1 else f"{ranks} ranks train"
-        text = f"{who} (membership epoch {seen.epoch})"
+        text = f"{who} (membership epoch {seen.epoch}){_describe_shortage(observed, records)}"
         return ConditionDraft(type="Running", status=True, reason="Training", message=text)
     if unheard := _decide_unheard(observed, records):
         return unheard
     reason, message = describe_wait(observed, records, now)
     return ConditionDraft(type="Running", status=False, reason=reason, message=message)
+
+
+def _describe_shortage(observed: Observed, records: Sequence[SlotStatus]) -> str:
+    """Why a job trains with fewer pods than it wants, if that may need a person: the API server
+    refuses a pod, or no node or container takes it. Empty: nothing is missing, or it is on its way.
+    """
+    spec = observed.job.spec
+    outside = [r for r in records if r.slot in observed.slots.training]
+    outside = [r for r in outside if not observed.is_member(r.slot, r.attempt)]
+    if spec is None or not outside:
+        return ""
+    pods = [observed.pod_of(r.slot, r.attempt) for r in outside]
+    found = [_describe_container(p) or _describe_scheduling(p) for p in pods if p is not None]
+    if observed.refusal is not None and None in pods:
+        found.insert(0, ("", observed.refusal.message))
+    words = next((words for _, words in filter(None, found)), "")
+    if not words:
+        return ""
+    return f"; not training yet: {len(outside)} of {spec.workers.replicas} pods ({words})"
 
 
 def _decide_unheard(observed: Observed, records: Sequence[SlotStatus]) -> ConditionDraft | None:
