@@ -76,9 +76,12 @@ class HttpServer:
 
 
 async def start_server(app: web.Application, host: str, port: int) -> HttpServer:
-    """Raises OSError if the address cannot be bound."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    """`host` "": all addresses. Raises OSError if the address cannot be bound."""
+    both = not host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
+    listener = socket.create_server(
+        (host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both
+    )
     listener.setblocking(False)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()

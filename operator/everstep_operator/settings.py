@@ -30,7 +30,8 @@ class Settings(BaseModel):
     )
     key_file: str = Field(default="", description="file that holds the key")
     http_host: str = Field(
-        default="0.0.0.0", description="address of /healthz, /readyz and /metrics"
+        default="",
+        description="address of /healthz, /readyz and /metrics; empty: all, IPv4 and IPv6",
     )
     http_port: int = Field(
         default=8080, ge=0, le=65535, description="port of the same; 0 takes a free one"

@@ -1,14 +1,17 @@
 """Probes and metrics, also while the operator has no file descriptor left."""
 
 import asyncio
+import socket
 import sys
 from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from everstep_contract.http import accepting
 from everstep_operator import server
+from everstep_operator.settings import load_settings
 from everstep_operator.world import World
 
 SCRIPT = Path(__file__).parent / "out_of_descriptors.py"
@@ -22,6 +25,28 @@ async def test_health_readiness_and_metrics_are_served() -> None:
         for path, status in (("/healthz", 200), ("/readyz", 503), ("/metrics", 200)):
             async with session.get(url + path) as response:
                 assert response.status == status
+    await serving.close()
+
+
+async def test_by_default_probes_of_ipv4_and_of_ipv6_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pods of a cluster have addresses of one family, and its kubelets ask there."""
+    key = {"EVERSTEP_OPERATOR_KEY": "k" * 16}
+    _, settings = load_settings([], key)
+    app = server.build_app(World(), lambda: "", lambda: b"")
+    families = {"127.0.0.1": True, "[::1]": socket.has_dualstack_ipv6()}
+    serving = await server.start_server(app, settings.http_host, 0)
+    for host in (host for host, there in families.items() if there):
+        url = f"http://{host}:{serving.address[1]}/healthz"
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            assert response.status == 200
+    await serving.close()
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)  # a node without IPv6
+    serving = await server.start_server(app, settings.http_host, 0)
+    url = f"http://127.0.0.1:{serving.address[1]}/healthz"
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
+        assert response.status == 200
     await serving.close()
 
 
