@@ -70,20 +70,11 @@ class Cluster:
 
     Args:
         flags: --context and --kubeconfig, as the user gave them.
-        namespace: as the user gave it; None: the context's.
+        namespace: as the user gave it; None: kubectl chooses it, also in a pod without kubeconfig.
     """
 
     def __init__(self, flags: Sequence[str] = (), namespace: str | None = None) -> None:
         self._flags, self._namespace = list(flags), namespace
-
-    @property
-    def namespace(self) -> str:
-        """The namespace from which objects are read. Asks kubectl once if none was given."""
-        if self._namespace is None:
-            path = "jsonpath={..namespace}"
-            self._namespace = self.begin("config", "view", "--minify", "-o", path).text().strip()
-            self._namespace = self._namespace or "default"
-        return self._namespace
 
     def begin(self, *arguments: str, stdin: str | None = None) -> Reading:
         return Reading(self._start(arguments, stdin is not None), stdin)

@@ -1,10 +1,13 @@
 """`kubectl everstep suspend` and `resume`: how the wait for them ends."""
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from everstep_kubectl import cli
 from everstep_kubectl.commands import switch
 from kubectl import recordings
 from kubectl.recordings import with_condition
@@ -12,9 +15,9 @@ from kubectl.recordings import with_condition
 
 def wait_for(wanted: str, *jobs: Any) -> int:
     events = [("MODIFIED", job) for job in jobs]
-    cluster: Any = SimpleNamespace(namespace="team", watch=lambda path, seconds: iter(events))
+    cluster: Any = SimpleNamespace(watch=lambda path, seconds: iter(events))
     arguments: Any = SimpleNamespace(job="tiny", timeout=300.0)
-    return switch._await(arguments, cluster, wanted)
+    return switch._await(arguments, cluster, recordings.job(), wanted)
 
 
 def heard(job: dict[str, Any]) -> dict[str, Any]:
@@ -36,4 +39,36 @@ def test_a_job_that_is_suspended_is_reported_with_its_step(
 ) -> None:
     job = heard(with_condition(recordings.job(), "Suspended", "True"))
     assert wait_for("Suspended", recordings.job(), job) == 0
+    assert "tiny: Suspended at step" in capsys.readouterr().out
+
+
+NOWHERE = """#!/bin/sh
+# kubectl in a pod without a kubeconfig: it reads its service account's namespace, which is no context's
+case "$1" in
+config) echo "error: current-context must exist in order to minify" >&2; exit 1 ;;
+get)
+    case "$2" in
+    --raw)
+        case "$3" in
+        */namespaces/default/*tiny*) printf '{"type":"ADDED","object":%s}\\n' "$(cat "$SUSPENDED")" ;;
+        *) echo "not in $3" >&2; exit 1 ;;
+        esac ;;
+    *) cat "$JOB" ;;
+    esac ;;
+esac
+"""
+
+
+def test_in_a_pod_without_kubeconfig_the_job_is_watched_where_it_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suspended = heard(with_condition(recordings.job(), "Suspended", "True"))
+    for name, job in (("JOB", recordings.job()), ("SUSPENDED", suspended)):
+        (tmp_path / name).write_text(json.dumps(job))
+        monkeypatch.setenv(name, str(tmp_path / name))
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(NOWHERE)
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("EVERSTEP_KUBECTL", str(kubectl))
+    assert cli.run(["suspend", "tiny", "--timeout", "20"]) == 0
     assert "tiny: Suspended at step" in capsys.readouterr().out

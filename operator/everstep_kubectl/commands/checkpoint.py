@@ -5,7 +5,7 @@ run.
 import argparse
 import json
 
-from everstep_kubectl.cluster import JOBS, Cluster, ClusterError
+from everstep_kubectl.cluster import JOBS, Cluster, ClusterError, Object
 from everstep_kubectl.commands.switch import watch_job
 
 
@@ -28,14 +28,14 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
     if arguments.no_wait:
         print(f"{arguments.job}: asked to save a checkpoint and to pin it as {arguments.pin}")
         return 0
-    return _await(arguments, cluster)
+    return _await(arguments, cluster, job)
 
 
-def _await(arguments: argparse.Namespace, cluster: Cluster) -> int:
+def _await(arguments: argparse.Namespace, cluster: Cluster, before: Object) -> int:
     from everstep_kubectl import pins, text
 
     shown = ""
-    for job in watch_job(cluster, arguments.job, arguments.timeout):
+    for job in watch_job(cluster, before, arguments.timeout):
         if (answer := pins.decide_pinned(job, arguments.pin)) is not None:
             print(answer.message)
             return 0 if answer.ok else 1

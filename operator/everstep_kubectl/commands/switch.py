@@ -36,14 +36,14 @@ def _switch(arguments: argparse.Namespace, cluster: Cluster, *, on: bool) -> int
     if arguments.no_wait:
         print(f"{arguments.job}: asked to {'save and stop' if on else 'go on'}")
         return 0
-    return _await(arguments, cluster, "Suspended" if on else "Running")
+    return _await(arguments, cluster, before, "Suspended" if on else "Running")
 
 
-def _await(arguments: argparse.Namespace, cluster: Cluster, wanted: str) -> int:
+def _await(arguments: argparse.Namespace, cluster: Cluster, before: Object, wanted: str) -> int:
     from everstep_kubectl import jobs, text
 
     shown = ""
-    for job in watch_job(cluster, arguments.job, arguments.timeout):
+    for job in watch_job(cluster, before, arguments.timeout):
         status = job.get("status") or {}
         heard = status.get("observedGeneration") == job["metadata"].get("generation")
         if heard and jobs.is_true(job, wanted):
@@ -66,9 +66,11 @@ def _await(arguments: argparse.Namespace, cluster: Cluster, wanted: str) -> int:
     return 1
 
 
-def watch_job(cluster: Cluster, name: str, seconds: float) -> Iterator[Object]:
+def watch_job(cluster: Cluster, job: Object, seconds: float) -> Iterator[Object]:
+    """`job`: as it was read; its namespace is the one that kubectl has chosen."""
+    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     field = quote(f"metadata.name={name}")
-    path = f"{API}/namespaces/{cluster.namespace}/resilienttrainingjobs?fieldSelector={field}"
+    path = f"{API}/namespaces/{namespace}/resilienttrainingjobs?fieldSelector={field}"
     for kind, job in cluster.watch(path, seconds):
         if kind == "DELETED":
             raise ClusterError(f"{name} was deleted")
