@@ -1,10 +1,12 @@
 """Removes secrets from a support bundle. Pure.
 
-Secret objects are never read. The value of each environment variable that is not Everstep's own is
-removed from the object that holds it, and from every text of the bundle in which it occurs.
+Secret objects are never read. The value of each environment variable that is not Everstep's own,
+and the argument after a flag such as --api-key, are removed from the object that holds them, and
+from every text of the bundle in which they occur.
 Whatever looks like a credential is removed from every text.
 """
 
+import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -19,6 +21,7 @@ DROPPED = frozenset({"managedFields", "kubectl.kubernetes.io/last-applied-config
 NAMES_ONLY = frozenset({"secretName", "secretNamespace"})
 _WORD = r"(?:secret|token|passw(?:or)?d|credential|api[_-]?key|access[_-]?key(?:[_-]?id)?|auth)"
 _ASSIGNED = re.compile(rf"(?i)([\w.-]*{_WORD}[\w.-]*[\"']?\s*[=:]\s*[\"']?)([^\s\"',;&]{{4,}})")
+_BARE_FLAG = re.compile(rf"(?i)--?[\w.-]*{_WORD}[\w.-]*")
 _FLAG = re.compile(rf"(?i)(--?[\w.-]*{_WORD}[\w.-]*\s+)(\S+)")
 _PATTERNS = (
     re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"),
@@ -31,7 +34,7 @@ _PATTERNS = (
 
 
 def find_values(objects: Iterable[Any]) -> frozenset[str]:
-    """Values of environment variables that must not appear anywhere."""
+    """Values of environment variables and arguments that must not appear anywhere."""
     found: set[str] = set()
     for obj in objects:
         _collect(obj, found)
@@ -45,8 +48,21 @@ def _collect(value: Any, found: set[str]) -> None:
         for part in value.values():
             _collect(part, found)
     elif isinstance(value, list):
+        found |= {value[k] for k in _find_arguments(value)}
         for part in value:
             _collect(part, found)
+
+
+def _find_arguments(value: list[Any]) -> set[int]:
+    """Positions in a command of the arguments that follow a flag for a credential."""
+    return {
+        k
+        for k, (flag, argument) in enumerate(itertools.pairwise(value), 1)
+        if isinstance(flag, str)
+        and isinstance(argument, str)
+        and _BARE_FLAG.fullmatch(flag)
+        and not argument.startswith("-")
+    }
 
 
 def _is_foreign_variable(value: Mapping[str, Any]) -> bool:
@@ -68,7 +84,8 @@ def clean_object(value: Any, values: Collection[str] = ()) -> Any:
         kept = {k: v for k, v in value.items() if k not in DROPPED}
         return {k: _clean_field(str(k), v, values) for k, v in kept.items()}
     if isinstance(value, list):
-        return [clean_object(v, values) for v in value]
+        secret = _find_arguments(value)
+        return [GONE if k in secret else clean_object(v, values) for k, v in enumerate(value)]
     return clean_text(value, values) if isinstance(value, str) else value
 
 

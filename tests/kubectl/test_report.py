@@ -38,6 +38,19 @@ def test_a_value_of_a_variable_is_nowhere_in_the_bundle() -> None:
     assert by_name["EVERSTEP_JOB"] == "default/tiny"
 
 
+def test_the_argument_of_a_flag_for_a_credential_is_nowhere_in_the_bundle() -> None:
+    """A command is a list: the flag and its argument are two strings."""
+    job = recordings.job()
+    command = ["everstep", "run", "train.py", "--", "--wandb-api-key", SECRET, "--token", "-v"]
+    job["spec"]["workers"]["template"]["spec"]["containers"][0]["command"] = command
+    texts = {"logs/a.log": f"login with {SECRET} ok\n"}
+    archive = bundle.build_archive("r", {"jobs.json": [job]}, texts, NOW)
+    assert SECRET.encode() not in gzip.decompress(archive)
+    (found,) = json.loads(unpacked(archive)["r/jobs.json"])
+    shown = found["spec"]["workers"]["template"]["spec"]["containers"][0]["command"]
+    assert shown == [*command[:5], "[redacted]", *command[6:]]
+
+
 def test_what_was_applied_is_not_carried_along_unredacted() -> None:
     (cleaned,) = redaction.clean_object([recordings.job()])
     assert (
