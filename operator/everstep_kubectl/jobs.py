@@ -9,8 +9,8 @@ from everstep_kubectl import incidents, text
 
 Raw = Mapping[str, Any]
 STALE_SECONDS = 60.0
-"""The figures of a running job are written every 10 s. Older figures mean that the operator is not
-running.
+"""The figures of a running job are written every 10 s if they have changed. Older figures mean a long
+step, or that the operator is not running.
 """
 
 
@@ -170,8 +170,8 @@ def _warnings(raw: Raw, now: float) -> list[str]:
     seen = text.seconds_of(status.get("observedAt"))
     if status.get("state") == "Running" and seen is not None and now - seen > STALE_SECONDS:
         found.append(
-            f"these figures are {text.span(now - seen)} old: the operator may not be running "
-            "(kubectl -n everstep-system get pods); training does not need it"
+            f"these figures are {text.span(now - seen)} old: the step takes that long, or the operator is not running "
+            f"({text.SHOW_OPERATOR}); training does not need it"
         )
     generation = (raw.get("metadata") or {}).get("generation")
     if generation and status.get("observedGeneration") not in (None, generation):

@@ -4,6 +4,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+SHOW_OPERATOR = "kubectl get pods -A -l app.kubernetes.io/name=everstep-operator"
+"""For messages: the release may be in any namespace."""
+
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Columns aligned as in kubectl; None and "" are shown as a dash."""

@@ -1,6 +1,11 @@
 """What an engineer reads, rendered from the recordings."""
 
+import job_builders
 from everstep_kubectl import checkpoints, incidents, jobs, nodes, text, timeline
+from everstep_operator.jobs import statuspatch
+from everstep_operator.jobs.plan import plan
+from everstep_operator.jobs.stamps import to_stamp
+from everstep_operator.model_status import JobStatus
 from kubectl import recordings
 from kubectl.recordings import NOW
 
@@ -84,9 +89,18 @@ def test_a_step_that_is_kept_in_memory_is_told_beside_the_checkpoint() -> None:
     assert "nothing is saved yet in the store; step 71 kept in memory" in shown
 
 
-def test_old_figures_of_a_running_job_say_that_the_operator_is_away() -> None:
+def test_old_figures_of_a_running_job_mean_a_long_step_or_an_absent_operator() -> None:
+    """An operator that runs writes nothing while the figures do not change."""
+    before, later = job_builders.NOW, job_builders.NOW + 600
+    document = statuspatch.to_document(plan(job_builders.an_observation(), before).status)
+    document["observedAt"] = to_stamp(before)
+    held = job_builders.a_job(status=JobStatus.model_validate(document), raw_status=document)
+    unchanged = plan(job_builders.an_observation(job=held), later).status
+    assert statuspatch.decide_patch(document, unchanged, later, 10.0) == {}
+
     job = jobs.build_job(recordings.job(), NOW + 600)
-    assert "these figures are 10m old: the operator may not be running" in job.warnings[0]
+    assert "these figures are 10m old: the step takes that long, or the operator" in job.warnings[0]
+    assert "app.kubernetes.io/name=everstep-operator" in job.warnings[0], "in any namespace"
     assert jobs.build_job(recordings.job(), NOW).warnings == ()
 
 

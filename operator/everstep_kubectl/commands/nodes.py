@@ -46,6 +46,8 @@ def release(arguments: argparse.Namespace, cluster: Cluster) -> int:
     for quarantine in mine:
         print(f"releasing {arguments.node}: {quarantine['spec']['message']}")
         cluster.begin("delete", QUARANTINES, quarantine["metadata"]["name"], "--wait=false").text()
+    from everstep_kubectl import text
+
     if _until_free(arguments, cluster):
         print(
             f"{arguments.node} is released: Everstep's cordon and taint are gone, and the same evidence will not "
@@ -54,7 +56,7 @@ def release(arguments: argparse.Namespace, cluster: Cluster) -> int:
         return 0
     print(
         f"{arguments.node} still bears its mark after {arguments.timeout:.0f} s: the operator releases it, "
-        "is it running? (kubectl -n everstep-system get pods)"
+        f"is it running? ({text.SHOW_OPERATOR})"
     )
     return 1
 
