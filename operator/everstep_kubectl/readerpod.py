@@ -1,8 +1,9 @@
 """The pod that reads a run for the plugin: the job's own template with another command. Pure.
 
 The plugin's user needs no keys for the object store: they stay in the cluster. The pod has the
-job's image, environment, volumes, service account and security context. It has no GPU and ends
-within a limit. The job owns it, so it never outlives the job.
+job's image, environment, volumes, service account, security context, labels and annotations: some
+clouds, meshes and network policies decide by labels which pods reach the store. It has no GPU and
+ends within a limit. The job owns it, so it never outlives the job.
 """
 
 import copy
@@ -10,12 +11,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from everstep_contract import names
+from everstep_contract.pod_security import add_restrictions
 
 Raw = Mapping[str, Any]
 Body = dict[str, Any]
 CONTAINER = "reader"
 LABEL = f"{names.GROUP}/reader"
 REQUESTS = {"cpu": "100m", "memory": "256Mi"}
+OF_OTHERS = (f"{names.GROUP}/", "kueue.x-k8s.io/", "k8s.v1.cni.cncf.io/")
+"""Labels and annotations that it must not have: Everstep's own, those with which a queue would hold
+it, and those that attach network devices.
+"""
 DROPPED = ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle", "ports", "args")
 
 
@@ -48,10 +54,11 @@ def build_pod(job: Raw, arguments: Sequence[str], *, seconds: float, suffix: str
         "activeDeadlineSeconds": max(1, round(seconds)),
         "automountServiceAccountToken": False,
     }
+    add_restrictions(spec)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": _metadata(job, suffix),
+        "metadata": _metadata(job, template.get("metadata") or {}, suffix),
         "spec": spec,
     }
 
@@ -77,7 +84,7 @@ def _without_devices(resources: Raw) -> Body:
     return {"requests": dict(REQUESTS), **({"limits": limits} if limits else {})}
 
 
-def _metadata(job: Raw, suffix: str) -> Body:
+def _metadata(job: Raw, of_template: Raw, suffix: str) -> Body:
     meta = job["metadata"]
     owner = {
         "apiVersion": job["apiVersion"],
@@ -90,9 +97,18 @@ def _metadata(job: Raw, suffix: str) -> Body:
     return {
         "name": f"{meta['name']}-reader-{suffix}",
         "namespace": meta["namespace"],
-        "labels": {"app.kubernetes.io/name": "everstep-reader", LABEL: meta["name"]},
+        "labels": {
+            **_without_others(of_template.get("labels") or {}),
+            "app.kubernetes.io/name": "everstep-reader",
+            LABEL: meta["name"],
+        },
+        "annotations": _without_others(of_template.get("annotations") or {}),
         "ownerReferences": [owner],
     }
+
+
+def _without_others(named: Raw) -> Body:
+    return {key: value for key, value in named.items() if not key.startswith(OF_OTHERS)}
 
 
 def run_of(job: Raw) -> str:

@@ -24,6 +24,41 @@ def test_it_has_the_jobs_keys_and_image_and_no_gpu() -> None:
     }
 
 
+def test_it_has_what_opens_the_store_to_the_jobs_pods() -> None:
+    """Azure's workload identity and network policies go by labels, service meshes by annotations."""
+    job = recordings.job()
+    job["spec"]["workers"]["template"]["metadata"] = {
+        "labels": {
+            "azure.workload.identity/use": "true", "kueue.x-k8s.io/queue-name": "q",
+            "everstep.dev/job": "tiny",
+        },
+        "annotations": {
+            "sidecar.istio.io/inject": "false", "k8s.v1.cni.cncf.io/networks": "rdma",
+        },
+    }  # fmt: skip
+    pod = readerpod.build_pod(job, ["verify", "s3://b/r"], seconds=60, suffix="abc")
+    assert pod["metadata"]["labels"] == {
+        "azure.workload.identity/use": "true",
+        "app.kubernetes.io/name": "everstep-reader",
+        "everstep.dev/reader": "tiny",
+    }
+    assert pod["metadata"]["annotations"] == {"sidecar.istio.io/inject": "false"}
+
+
+def test_it_runs_where_restricted_is_enforced_if_the_jobs_pods_do() -> None:
+    """The operator completes a template that says `runAsNonRoot`."""
+    containers = [{"name": "trainer", "image": "t"}]
+    told = {"securityContext": {"runAsNonRoot": True}}
+    spec = a_pod(**told, containers=containers, initContainers=containers)["spec"]
+    for container in (*spec["containers"], *spec["initContainers"]):
+        assert container["securityContext"] == {
+            "seccompProfile": {"type": "RuntimeDefault"},
+            "capabilities": {"drop": ["ALL"]},
+            "allowPrivilegeEscalation": False,
+        }
+    assert "securityContext" not in a_pod(containers=containers)["spec"]["containers"][0]
+
+
 def test_it_claims_no_device() -> None:
     """Of dynamic resource allocation. It would wait for a GPU that the job itself holds."""
     claims, resources = [{"name": "gpu"}], {"claims": [{"name": "gpu"}]}
@@ -59,7 +94,7 @@ def test_of_several_containers_only_the_trainer_is_kept_without_its_probes() -> 
     ]  # fmt: skip
     (container,) = a_pod(containers=containers)["spec"]["containers"]
     assert container["command"] == ["/opt/bin/everstep", "verify", "s3://b/r"]
-    assert container["securityContext"] == {"runAsNonRoot": True}
+    assert container["securityContext"]["runAsNonRoot"] is True
     assert not {"args", "livenessProbe", "ports"} & set(container)
     with pytest.raises(LookupError, match="no container named trainer"):
         a_pod(containers=[{"name": "a"}, {"name": "b"}])

@@ -15,9 +15,9 @@ from typing import Any
 
 from everstep_contract import names
 from everstep_contract.env import FOR_USERS, PREFIX, AgentEnv
+from everstep_contract.pod_security import add_restrictions
 from everstep_operator.jobs import affinities
 from everstep_operator.jobs.observed import Job
-from everstep_operator.jobs.security import add_restrictions
 from everstep_operator.model import JobSpec
 
 Body = dict[str, Any]
