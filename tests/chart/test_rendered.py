@@ -2,6 +2,8 @@
 
 import copy
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,21 @@ def test_each_pod_runs_where_restricted_is_enforced(
         "a pod of the operator, and one of release-all"
     )
     assert out.splitlines() == [f"pod/trial-{n} created (server dry run)" for n in range(len(pods))]
+
+
+def test_a_version_with_build_metadata_makes_valid_labels(
+    helm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `helm package --version` sets it."""
+    folder = tmp_path / "everstep"
+    shutil.copytree(chart.FOLDER, folder)
+    definition = folder / "Chart.yaml"
+    definition.write_text(definition.read_text().replace("ersion: 0.1.0", "ersion: 0.1.0+g123abc"))
+    monkeypatch.setattr(chart, "FOLDER", folder)
+    for document in read_documents(chart.render(helm)):
+        labels = document["metadata"].get("labels") or {}
+        for value in labels.values():
+            assert re.fullmatch(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", str(value)), value
 
 
 def test_a_namespace_whose_name_is_a_number_stays_text(helm: Path, tmp_path: Path) -> None:

@@ -4,10 +4,15 @@
 {{- define "everstep.labels" -}}
 app.kubernetes.io/name: everstep-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/version: {{ include "everstep.labelValue" .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/part-of: everstep
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | include "everstep.labelValue" }}
+{{- end }}
+
+{{/* A label may not hold the + of a version such as 0.1.0+g1234567. */}}
+{{- define "everstep.labelValue" -}}
+{{ . | replace "+" "_" | trunc 63 | trimAll "-_." }}
 {{- end }}
 
 {{- define "everstep.selector" -}}
