@@ -124,6 +124,49 @@ def test_each_pod_runs_where_restricted_is_enforced(
     assert out.splitlines() == [f"pod/trial-{n} created (server dry run)" for n in range(len(pods))]
 
 
+def pods_of(documents: list[Object]) -> dict[str, Object]:
+    """Name → metadata and spec of each pod that the chart makes, hooks included."""
+    templates = [d["spec"]["template"] for d in documents if "template" in d.get("spec", {})]
+    pods = [*templates, *(d for d in documents if d["kind"] == "Pod")]
+    return {pod["metadata"]["labels"]["app.kubernetes.io/name"]: pod for pod in pods}
+
+
+def selects(selector: Object, labels: Object) -> bool:
+    terms = selector.get("matchExpressions", [])
+    assert all(term["operator"] == "In" for term in terms)
+    return selector.get("matchLabels", {}).items() <= labels.items() and all(
+        labels.get(term["key"]) in term["values"] for term in terms
+    )
+
+
+def test_each_pod_may_reach_the_api_server_where_nothing_is_allowed_by_default(
+    defaults: list[Object],
+) -> None:
+    """Else `helm uninstall` fails in such a namespace, and nodes stay cordoned."""
+    policies = [d["spec"] for d in defaults if d["kind"] == "NetworkPolicy"]
+    for name, pod in pods_of(defaults).items():
+        mine = [p for p in policies if selects(p["podSelector"], pod["metadata"]["labels"])]
+        open_ports = {port["port"] for p in mine for rule in p["egress"] for port in rule["ports"]}
+        assert {443, 6443, 53} <= open_ports, name
+        assert ("everstep-test" != name) or 8080 in open_ports
+
+
+def test_each_pod_has_the_resources_that_a_quota_may_ask_for(helm: Path) -> None:
+    pods = pods_of(read_documents(chart.render(helm, values=["resources.limits.cpu=2"])))
+    assert {"everstep-operator", "everstep-release", "everstep-test"} == pods.keys()
+    for name, pod in pods.items():
+        (container,) = pod["spec"]["containers"]
+        assert container["resources"]["limits"]["cpu"] == 2, name
+
+
+def test_uninstalls_hook_has_the_flags_of_the_operator_that_it_outlasts(helm: Path) -> None:
+    more = ["--lease-seconds=60", "--renew-seconds=40"]
+    shown = chart.render(helm, values=[f"extraArgs={{{','.join(more)}}}"])
+    (container,) = pods_of(read_documents(shown))["everstep-release"]["spec"]["containers"]
+    command, settings = load_settings([*container["command"][1:], *container["args"]], {})
+    assert (command, settings.renew_seconds) == ("release-all", 40.0)
+
+
 def test_a_version_with_build_metadata_makes_valid_labels(
     helm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
