@@ -80,3 +80,29 @@ def test_no_value_is_there_that_the_schema_does_not_know() -> None:
         if "properties" in each:
             assert each["additionalProperties"] is False
     assert schema["additionalProperties"] is False
+
+
+NOTES = """
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: notes}
+data:
+  text: |
+{{ include (print $.Template.BasePath "/NOTES.txt") . | indent 4 }}
+"""
+
+
+@pytest.mark.parametrize("judges", [True, False])
+def test_the_notes_speak_of_exporters_only_if_nodes_are_judged(
+    helm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judges: bool
+) -> None:
+    """Helm shows them only on a cluster, so another template includes them."""
+    folder = tmp_path / "everstep"
+    shutil.copytree(chart.FOLDER, folder)
+    (folder / "templates" / "notes.yaml").write_text(NOTES)
+    monkeypatch.setattr(chart, "FOLDER", folder)
+    values = [f"health.enabled={str(judges).lower()}", "exporter.selectors={app in (a\\, b)}"]
+    notes = yaml.safe_load(chart.render(helm, only=["notes.yaml"], values=values))["data"]["text"]
+    assert ("kubectl get pods -A -l 'app in (a, b)'" in notes) is judges
+    assert ("Check your exporters" in notes) is judges
+    assert "helm test everstep" in notes
