@@ -148,7 +148,7 @@ def test_each_pod_may_reach_the_api_server_where_nothing_is_allowed_by_default(
         mine = [p for p in policies if selects(p["podSelector"], pod["metadata"]["labels"])]
         open_ports = {port["port"] for p in mine for rule in p["egress"] for port in rule["ports"]}
         assert {443, 6443, 53} <= open_ports, name
-        assert ("everstep-test" != name) or 8080 in open_ports
+        assert (name != "everstep-test") or 8080 in open_ports
 
 
 def test_each_pod_has_the_resources_that_a_quota_may_ask_for(helm: Path) -> None:
@@ -279,3 +279,22 @@ def test_a_parser_that_finds_no_metric_would_prove_nothing() -> None:
 def test_the_files_of_the_charts_folder_are_yaml() -> None:
     for path in (chart.FOLDER / "files").glob("*.yaml"):
         assert yaml.safe_load(path.read_text())
+
+
+def test_monitors_and_rules_have_the_labels_by_which_a_prometheus_selects_them(helm: Path) -> None:
+    """kube-prometheus-stack ignores, without a word, what lacks its release's label."""
+    for monitor in ("serviceMonitor", "podMonitor"):
+        values = [
+            f"{monitor}.enabled=true",
+            "prometheusRule.enabled=true",
+            "dashboard.enabled=true",
+        ]
+        documents = read_documents(
+            chart.render(helm, values=[*values, "monitoringLabels.release=monitoring"])
+        )
+        found = {d["kind"]: d["metadata"]["labels"] for d in documents}
+        for kind in (monitor[0].upper() + monitor[1:], "PrometheusRule"):
+            assert found[kind]["release"] == "monitoring"
+            assert found[kind]["app.kubernetes.io/part-of"] == "everstep"
+        assert "release" not in found["ConfigMap"]
+        assert "release" not in found["Deployment"]

@@ -15,6 +15,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | include "everstep.
 {{ . | replace "+" "_" | trunc 63 | trimAll "-_." }}
 {{- end }}
 
+{{- define "everstep.monitoringLabels" -}}
+{{ include "everstep.labels" . | fromYaml | merge (deepCopy (.Values.monitoringLabels | default dict)) | toYaml }}
+{{- end }}
+
 {{- define "everstep.selector" -}}
 app.kubernetes.io/name: everstep-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
