@@ -168,5 +168,5 @@ def from_rfc3339(text: str) -> float:
 
 
 def shown_time(at: float) -> str:
-    """The time of day, UTC, for messages."""
-    return f"{datetime.fromtimestamp(at, UTC):%H:%M:%S}Z"
+    """Date and time, UTC, for messages: a quarantine may stand for weeks."""
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%S}Z"

@@ -26,6 +26,7 @@ def test_a_fatal_xid_that_appears_convicts_on_the_page_that_shows_it() -> None:
     assert claim.evidence.appeared
     assert "XID 64" in claim.message
     assert A in claim.message
+    assert claim.message.endswith(", since 1970-01-12T13:46:42Z"), "also readable days later"
 
 
 def test_a_latched_xid_found_at_start_convicts_and_says_that_it_was_found() -> None:
