@@ -20,6 +20,8 @@ API = os.environ.get(
     f":{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}",
 )
 PATIENCE = float(os.environ.get("EVERSTEP_PATIENCE", "60"))
+RENEWAL = float(os.environ.get("EVERSTEP_RENEWAL", "10"))
+"""Seconds after which a holder that has not renewed the Lease does not act any more."""
 KINDS = {"resilienttrainingjobs", "nodequarantines"}
 
 
@@ -43,11 +45,25 @@ def operator_is_ready() -> str:
         return "" if answer.status == 200 else f"{url} answers {answer.status}"
 
 
-def a_replica_leads() -> str:
+def read_lease() -> dict:
     namespace = os.environ["EVERSTEP_NAMESPACE"]
     path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/everstep-operator"
-    spec = ask_api(path)["spec"]
-    return "" if spec.get("holderIdentity") else "the Lease everstep-operator has no holder"
+    return ask_api(path)["spec"]
+
+
+def a_replica_leads() -> str:
+    """A holder that has died, or was uninstalled, stays in the Lease; one that leads renews it."""
+    first = read_lease()
+    if not first.get("holderIdentity"):
+        return "the Lease everstep-operator has no holder"
+    end = time.monotonic() + RENEWAL
+    while "renewTime" in first and read_lease().get("renewTime") == first["renewTime"]:
+        if time.monotonic() > end:
+            return (
+                f"{first['holderIdentity']} holds the Lease everstep-operator and does not renew it"
+            )
+        time.sleep(0.5)
+    return ""
 
 
 def try_until(question, end: float) -> str:
