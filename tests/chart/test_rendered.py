@@ -264,6 +264,8 @@ def test_the_dashboard_asks_for_metrics_that_the_operator_has(
     assert len(asked) >= 15
     for expression in asked:
         assert selectors(expression) <= exposed, expression
+        of_jobs = expression.startswith("everstep_job") or "(everstep_job" in expression
+        assert not of_jobs or 'namespace=~"$namespace",job=~"$job"' in expression, expression
 
 
 def test_a_parser_that_finds_no_metric_would_prove_nothing() -> None:
