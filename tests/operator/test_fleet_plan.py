@@ -376,6 +376,9 @@ async def test_a_deleted_node_leaves_a_record_that_no_longer_counts() -> None:
     await fleet.break_("node-2").settle()
     states = {q.node: q.state for q in fleet.cluster.quarantines()}
     assert states == {"node-1": "NodeAbsent", "node-2": "Quarantined"}
+    for quarantine in fleet.cluster.quarantines():
+        assert quarantine.status is not None
+        assert f"kubectl delete nodequarantine {quarantine.name}" in quarantine.status["message"]
 
 
 async def test_another_machine_under_the_name_is_not_marked() -> None:
@@ -384,7 +387,10 @@ async def test_another_machine_under_the_name_is_not_marked() -> None:
     fleet.cluster.add(kube.NODES, a_node_object("node-1", machine="new"))
     await fleet.settle()
     assert cordoned(fleet) == []
-    assert fleet.cluster.quarantines()[0].state == "NodeReplaced"
+    (left,) = fleet.cluster.quarantines()
+    assert left.state == "NodeReplaced"
+    assert left.status is not None
+    assert f"kubectl delete nodequarantine {left.name}" in left.status["message"]
 
 
 async def test_gpus_that_a_node_shows_are_written_down_once() -> None:

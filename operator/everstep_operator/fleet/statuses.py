@@ -43,21 +43,24 @@ def _build_condition(quarantine: Quarantine, now: float) -> dict[str, Any]:
 
 
 def _build_state(quarantine: Quarantine, node: NodeFacts | None) -> dict[str, Any]:
-    how = f"To release the node: kubectl delete nodequarantine {quarantine.name}"
+    how = f"kubectl delete nodequarantine {quarantine.name}"
     if node is None:
-        return _status("NodeAbsent", f"There is no node {quarantine.node}.")
+        text = f"There is no node {quarantine.node}. If it comes back, it is cordoned again; if it will not: {how}"
+        return _status("NodeAbsent", text)
     if not binds(quarantine, node):
         why = f"node {node.name} is another machine now ({node.machine})"
-        return {**_status("NodeReplaced", f"{why}: nothing is marked."), "releasedBy": why}
+        text = f"{why}: nothing is marked. If the former machine will not come back: {how}"
+        return {**_status("NodeReplaced", text), "releasedBy": why}
     if not quarantine.cordon:
         return _status(
-            "OverBudget", f"Not cordoned, and jobs stay: the cordon budget is spent. {how}"
+            "OverBudget",
+            f"Not cordoned, and jobs stay: the cordon budget is spent. To release the node: {how}",
         )
     mark = node.mark
     if mark is None or mark.quarantine != quarantine.name:
         return _status("Pending", "To be cordoned and tainted.")
     return {
-        **_status("Quarantined", f"Cordoned and tainted. {how}"),
+        **_status("Quarantined", f"Cordoned and tainted. To release the node: {how}"),
         "cordoned": mark.cordoned,
         "cordonedAt": to_rfc3339(mark.at),
     }
