@@ -110,7 +110,7 @@ def _add_reading(add: _Adding) -> None:
 
 def _add_checkpoints(commands: Any, common: argparse.ArgumentParser) -> None:
     text = "the run in the object store, read by a short-lived pod of the job's own image"
-    group = commands.add_parser("checkpoints", help=text, description=text)
+    group = commands.add_parser("checkpoints", help=text, description=text, parents=[common])
     group.set_defaults(module="checkpoints", function="usage", parser=group)
     add = _Adding(group.add_subparsers(metavar="COMMAND"), common)
     listing = add("ls", "checkpoints that exist, newest first", "checkpoints", "ls", forms=_FORMS)

@@ -32,8 +32,10 @@ def test_the_fast_path_imports_nothing_heavy() -> None:
 
 
 def test_flags_of_kubectl_may_stand_before_and_behind_the_command() -> None:
-    for words in (["-n", "a", "status"], ["status", "-n", "a"]):
-        assert cli.build_parser().parse_args(words).namespace == "a"
+    for words in ("-n a status", "status -n a"):
+        assert cli.build_parser().parse_args(words.split()).namespace == "a"
+    for words in ("-n a checkpoints ls j", "checkpoints -n a ls j", "checkpoints ls -n a j"):
+        assert cli.build_parser().parse_args(words.split()).namespace == "a"
 
 
 def test_without_a_command_it_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
