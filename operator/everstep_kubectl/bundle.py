@@ -41,11 +41,15 @@ def build_objects(job: str | None, operator: str) -> tuple[Question, ...]:
 
 
 def build_logs(pods: Iterable[Raw], folder: str, lines: int) -> tuple[Question, ...]:
-    """The log of each container, and the log from before its restart if it restarted."""
+    """The log of each container, also of init containers, and the log from before its restart if it
+    restarted.
+    """
     found: list[Question] = []
     for pod in pods:
         name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
-        for status in (pod.get("status") or {}).get("containerStatuses") or ():
+        told = pod.get("status") or {}
+        kinds = ("initContainerStatuses", "containerStatuses")
+        for status in (status for kind in kinds for status in told.get(kind) or ()):
             call = ("logs", name, "-n", namespace, "-c", status["name"], f"--tail={lines}")
             path = f"{folder}/{name}.{status['name']}"
             found.append(Question(path=f"{path}.log", arguments=call))

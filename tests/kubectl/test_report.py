@@ -81,9 +81,11 @@ def test_each_container_gives_its_log_and_that_of_the_life_before() -> None:
     status = [{"name": "trainer", "restartCount": 1}, {"name": "side", "restartCount": 0}]
     pod = {
         "metadata": {"name": "p", "namespace": "n"},
-        "status": {"containerStatuses": status},
+        "status": {"containerStatuses": status, "initContainerStatuses": [{"name": "fetch"}]},
     }
     asked = bundle.build_logs([pod], "logs", 50)
+    first, *asked = asked
+    assert first.arguments[:6] == ("logs", "p", "-n", "n", "-c", "fetch")
     assert [q.path for q in asked] == [
         "logs/p.trainer.log",
         "logs/p.trainer.before.log",
