@@ -134,3 +134,14 @@ def test_gpu_nodes_without_an_exporter_are_an_alert(watched: int, fires: bool) -
         ("everstep_operator_leader", {}, 1),
     ]
     assert find_firing(*samples) == (["EverstepGpuNodesUnwatched"] if fires else [])
+
+
+@pytest.mark.parametrize(("observes", "alerts"), [(1, ["EverstepNodeFaulty"]), (0, [])])
+def test_a_faulty_node_that_nobody_cordons_is_an_alert(observes: int, alerts: list[str]) -> None:
+    """Observe-only mode writes no NodeQuarantine, whose alert an armed operator raises."""
+    labels = {"node": "n1", "state": "leaving", "reason": "GpuFatalXid"}
+    samples: list[Sample] = [
+        ("everstep_node_verdict_info", labels, 1),
+        ("everstep_operator_observe_only", {}, observes),
+    ]
+    assert find_firing(*samples) == alerts
