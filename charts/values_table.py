@@ -25,7 +25,7 @@ def _rows(schema: dict[str, Any], path: str) -> Iterator[tuple[str, str, str]]:
         here = f"{path}{name}"
         if "properties" in each:
             yield from _rows(each, f"{here}.")
-        elif name != "global":
+        elif here not in ("enabled", "global"):
             yield here, f"`{json.dumps(each['default'])}`", each["description"].replace("|", "\\|")
 
 

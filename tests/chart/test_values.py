@@ -1,6 +1,7 @@
 """The chart refuses a wrong value by its name. Each value has a description and is in the README."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ import yaml
 from everstep_lab import chart
 from everstep_lab.seam import LabError
 
+OF_A_DEPENDENCY = ("enabled", "global")
+"""Values that Helm passes to a chart that is another's dependency."""
 WRONG = [
     ("replicas=0", "replicas"),
     ("replicas=two", "replicas"),
@@ -60,7 +63,7 @@ def test_every_value_is_described_and_has_the_default_that_values_yaml_has() -> 
     values = yaml.safe_load((chart.FOLDER / "values.yaml").read_text())
     for path, each in leaves(schema):
         assert each.get("description", "").endswith("."), path
-        if "properties" in each or path == "global":
+        if "properties" in each or path in OF_A_DEPENDENCY:
             continue
         found = values
         for part in path.split("."):
@@ -106,3 +109,18 @@ def test_the_notes_speak_of_exporters_only_if_nodes_are_judged(
     assert ("kubectl get pods -A -l 'app in (a, b)'" in notes) is judges
     assert ("Check your exporters" in notes) is judges
     assert "helm test everstep" in notes
+
+
+def test_it_may_be_a_dependency_with_a_condition(helm: Path, tmp_path: Path) -> None:
+    """As in a platform team's chart of charts."""
+    shutil.copytree(chart.FOLDER, tmp_path / "charts" / "everstep")
+    dependency = {"name": "everstep", "version": "0.1.0", "condition": "everstep.enabled"}
+    parent = {"apiVersion": "v2", "name": "platform", "version": "1.0.0"}
+    (tmp_path / "Chart.yaml").write_text(json.dumps({**parent, "dependencies": [dependency]}))
+    values = {"everstep": {"enabled": True, "replicas": 3}, "global": {"region": "eu"}}
+    (tmp_path / "values.yaml").write_text(json.dumps(values))
+    command = [str(helm), "template", "p", str(tmp_path), f"--kube-version={chart.KUBERNETES}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+    documents = [d for d in yaml.safe_load_all(done.stdout) if d]
+    assert [d["spec"]["replicas"] for d in documents if d["kind"] == "Deployment"] == [3]
