@@ -26,6 +26,7 @@ from agent.tier_given import (
 from agent.unreliable import UnreliableStore
 from everstep_agent import logline
 from everstep_agent.agent import count_incarnation
+from everstep_agent.checkpoint.files import PART
 from everstep_agent.checkpoint.folder_tier import FolderTier
 from everstep_agent.checkpoint.keeping import Resumed
 from everstep_agent.checkpoint.ledger import Book
@@ -156,6 +157,45 @@ async def test_all_but_the_pods_own_saves_is_deleted_beside_the_event_loop(
     assert deleted
     assert threading.current_thread() not in deleted
     assert not await memory.drop_others()
+
+
+async def test_a_commit_does_not_wait_while_the_older_copies_of_another_pod_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop waits for this call. An agent that answers nobody for long counts as silent."""
+    began, go_on, unlink = threading.Event(), threading.Event(), Path.unlink
+
+    def take_long(path: Path, missing_ok: bool = False) -> None:
+        if not path.name.endswith(PART):
+            began.set()
+            go_on.wait(60)
+        unlink(path, missing_ok)
+
+    memory = MemoryTier(tmp_path / "restore")
+    await memory.keep(OWNER, [a_save(BODY, step=3)], 0)
+    await memory.put(a_chunk(), BODY)
+    monkeypatch.setattr(Path, "unlink", take_long)
+    copying = asyncio.create_task(memory.keep(OWNER, [a_save(OTHER, step=6)], 6))
+    try:
+        await asyncio.to_thread(began.wait, 60)
+        await asyncio.wait_for(asyncio.to_thread(memory.others.forget_before, 6), 20)
+        assert not copying.done()
+    finally:
+        go_on.set()
+    await copying
+    assert not await memory.list()
+
+
+async def test_the_memory_that_a_killed_agent_was_freeing_is_freed_before_a_restore(
+    tmp_path: Path,
+) -> None:
+    """It may be the memory that the restore needs."""
+    memory = MemoryTier(tmp_path / "restore")
+    left = tmp_path / "restore/chunks.gone/0123456789abcdef"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(BODY)
+    await memory.rewind(Resumed(epoch=1, step=3))
+    assert not left.exists()
 
 
 async def test_a_chunk_is_found_where_it_still_is(tmp_path: Path) -> None:

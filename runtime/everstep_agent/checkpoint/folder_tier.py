@@ -134,21 +134,9 @@ class FolderTier:
         """
         with contextlib.suppress(OSError):
             if self.folder.is_dir():
-                self._change(lambda notes: drop_before(notes, step), self._set_aside)
+                self._decide(lambda notes: drop_before(notes, step))
                 if self._aside.is_dir():
                     threading.Thread(target=_empty, args=(self._aside,), daemon=True).start()
-
-    @property
-    def _aside(self) -> Path:
-        """The folder of the files that are about to be deleted."""
-        return self.folder.with_name(f"{self.folder.name}.gone")
-
-    def _set_aside(self, path: Path) -> None:
-        try:
-            self._aside.mkdir(exist_ok=True)
-            path.rename(self._aside / secrets.token_hex(8))
-        except OSError:  # perhaps the thread has just removed that folder
-            _delete(path)
 
     def read_notes(self) -> dict[str, Note]:
         """The notes of this run, by owner."""
@@ -171,7 +159,20 @@ class FolderTier:
             new.file.write(body)
             new.publish()
 
-    def _change(self, change: Change, remove: Callable[[Path], None] | None = None) -> None:
+    @property
+    def _aside(self) -> Path:
+        """The folder of the files that are about to be deleted."""
+        return self.folder.with_name(f"{self.folder.name}.gone")
+
+    def _change(self, change: Change) -> None:
+        """Change the notes, and free the room of what nobody needs any more."""
+        self._decide(change)
+        _empty(self._aside)  # also what a killed agent has left there
+
+    def _decide(self, change: Change) -> None:
+        """As `_change`, but only set aside what nobody needs. An agent's event loop may wait for the lock,
+        so nothing that takes long is done while it is held.
+        """
         make_folder(self.folder, sync=self._sync)
         with _locked(self.folder / LOCK):
             before = self.read_notes()
@@ -179,28 +180,30 @@ class FolderTier:
             for owner, note in after.items():
                 if before.get(owner) != note:
                     replace_file(self.folder / f"{owner}{NOTE}", codec.dumps(note), sync=self._sync)
-            kept = {f"{owner}{NOTE}" for owner in after} | list_kept(after) | {LOCK}
-            self._clear(kept, remove or _delete)
+            self._clear({f"{owner}{NOTE}" for owner in after} | list_kept(after) | {LOCK})
 
-    def _clear(self, kept: Collection[str], remove: Callable[[Path], None]) -> None:
-        """Delete everything but `kept`, to free memory at once. A worker that still maps a deleted
-        file keeps its bytes until the worker ends.
+    def _clear(self, kept: Collection[str]) -> None:
+        """Set everything but `kept` aside. A worker that still maps a deleted file keeps its bytes until
+        the worker ends.
         """
         for path in self.folder.iterdir():
             whole = path.name.partition(".")[0] if path.name.endswith(PART) else path.name
             if whole not in kept:
-                remove(path)
+                self._set_aside(path)
 
-
-def _delete(path: Path) -> None:
-    path.unlink(missing_ok=True)
+    def _set_aside(self, path: Path) -> None:
+        try:
+            self._aside.mkdir(exist_ok=True)
+            path.rename(self._aside / secrets.token_hex(8))
+        except OSError:  # perhaps somebody has just removed that folder, or there is no room for it
+            path.unlink(missing_ok=True)
 
 
 def _empty(folder: Path) -> None:
     """Delete all files in a folder, and the folder if nobody has added another one meanwhile."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
-            _delete(path)
+            path.unlink(missing_ok=True)
         folder.rmdir()
 
 
