@@ -94,9 +94,9 @@ class Agent:
         try:
             store = open_store(self.settings.uri, self.settings.run, self._environ)
         except StoreError as error:
-            return self._write_report(
-                report.ExitReport(cause=report.Cause.CONFIG, message=str(error))
-            )
+            # A folder that is full, or whose server does not answer, may be usable at the next start.
+            cause = report.Cause.AGENT if error.transient else report.Cause.CONFIG
+            return self._write_report(report.ExitReport(cause=cause, message=str(error)))
         async with contextlib.AsyncExitStack() as stack:
             await self._open(store, stack)
             # Written before the workers end: a worker that never ends must not delay the report.

@@ -1,11 +1,14 @@
 """Jobs that cannot continue: each agent ends with the cause and the fix."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from agent.gang import Gang, assert_exact
 from everstep_agent import agent
+from everstep_agent.storage import folder
 from everstep_contract import report
 
 
@@ -87,6 +90,21 @@ async def test_a_store_that_cannot_be_used_ends_the_job_at_once(tmp_path: Path) 
         found = await gang.tasks[0]
         assert found.cause in (report.Cause.STORE, report.Cause.CONFIG)
         assert "no/such" in found.message
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause"),
+    [(errno.ENOSPC, report.Cause.AGENT), (errno.ENOTDIR, report.Cause.CONFIG)],
+)
+async def test_a_store_that_may_be_usable_later_ends_only_this_start_of_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: int, cause: report.Cause
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(answer, os.strerror(answer))
+
+    monkeypatch.setattr(folder, "make", refuse)
+    async with Gang(tmp_path, 1) as gang:
+        assert (await gang.tasks[0]).cause is cause
 
 
 @pytest.mark.long

@@ -51,6 +51,20 @@ def test_the_folder_above_the_store_need_not_be_readable(
     assert (tmp_path / "mine" / "ns" / "run").is_dir()
 
 
+@pytest.mark.parametrize("answer", [errno.ENOSPC, errno.EROFS])
+async def test_a_folder_that_takes_no_file_can_be_opened_and_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: int
+) -> None:
+    """A pod that starts meanwhile waits for the store, as those that train do."""
+
+    def refuse(path: Path, *_: object) -> None:
+        raise OSError(answer, os.strerror(answer), str(path))
+
+    await open_store(f"file://{tmp_path}", "run", {}).put(KEY, b"x")
+    monkeypatch.setattr(Path, "touch", refuse)
+    assert await open_store(f"file://{tmp_path}", "run", {}).get(KEY) == b"x"
+
+
 async def test_a_place_that_is_taken_leaves_no_staging_file(tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}", "run", {})
     await store.create(KEY, b"first")

@@ -232,7 +232,9 @@ def open_folder(address: Address, *, create: bool) -> ObstoreStore:
         if create:
             _require_parent(base)
             folders.make(base, folder)
-            folders.sweep(folder)
+            # A folder that is full or read-only can be read, and later perhaps written to.
+            with contextlib.suppress(OSError):
+                folders.sweep(folder)
         elif not folder.is_dir():
             raise BadAddress(f"there is no folder {folder}")
         return ObstoreStore(
