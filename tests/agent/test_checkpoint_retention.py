@@ -1,4 +1,5 @@
 import contextlib
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from everstep_agent.checkpoint.chunk_upload import chunk_key
 from everstep_agent.checkpoint.retention import UNDELETED, Retention
 from everstep_agent.checkpoint.retention_rules import build_retire, choose_retired, step_of
 from everstep_agent.runlog.log_index import LogIndex
+from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.storage import ObjectStore, open_store
-from everstep_agent.storage.errors import Unreachable
+from everstep_agent.storage.errors import Denied, Unreachable, Unsupported
 from everstep_agent.storage.probe import probe
 from everstep_agent.tools.verify import verify_run
 from everstep_contract.log import Retire
@@ -178,14 +180,68 @@ async def test_deletions_left_half_done_are_finished_by_the_next_coordinator(
 
 
 class UndeletableStore(UnreliableStore):
-    """Deletes nothing while `stuck`."""
+    """Deletes nothing while `stuck`, and never what is `held`."""
 
     stuck = False
+    held: Collection[str] = ()
 
     async def delete(self, key: str) -> None:
+        self._reach("delete", key)
         if self.stuck:
             raise Unreachable(f"{key}: the store does not answer")
+        if key in self.held:
+            raise Denied(f"{key}: the object is under a legal hold")
         await super().delete(key)
+
+
+async def test_an_object_that_must_not_be_deleted_keeps_no_other(tmp_path: Path) -> None:
+    """Neither of its own entry, nor of the entries of the next coordinator."""
+    store = UndeletableStore(open_store("memory://", "", {}))
+    run = await a_run(store, tmp_path, 2, 4)
+    store.held = {run.log.commits[0].manifest}
+    assert run.claimed
+    for first in (6, 10):
+        retention = Retention(store, run.log, keep=1)
+        for step in (first, first + 2):
+            await run.save(step, since=step - 2)
+            assert await retention.check(run.log.commits[-1], read_alone(store)) == ""
+            with pytest.raises(Denied, match="legal hold"):
+                await retention.retire(run.claimed.token)
+    assert [commit.step for commit in run.log.index.standing] == [12]
+    listed = [*await store.list("manifests"), *await store.list("chunks")]
+    assert [key for key in listed if run.log.index.is_retired(key)] == list(store.held)
+
+
+class UnlistedStore(UnreliableStore):
+    async def list(self, prefix: str = "") -> list[str]:
+        raise Unsupported(f"cannot list {prefix}: this store does not offer it")
+
+
+async def test_a_store_that_cannot_list_its_keys_keeps_no_old_checkpoints(tmp_path: Path) -> None:
+    store = UnlistedStore(open_store("memory://", "", {}))
+    run = await a_run(store, tmp_path, 2, 4)
+    assert run.claimed
+    retention = Retention(store, run.log, keep=1)
+    assert await retention.check(run.log.commits[-1], read_alone(store)) == ""
+    with pytest.raises(Unsupported):
+        await retention.retire(run.claimed.token)
+    assert [commit.step for commit in run.log.index.standing] == [4]
+    assert [key for key in await store.inner.list() if run.log.index.is_retired(key)] == []
+
+
+async def test_if_nothing_may_be_deleted_not_each_object_is_tried(tmp_path: Path) -> None:
+    store = UndeletableStore(open_store("memory://", "", {}))
+    await a_run(store, tmp_path, 2)
+    store.held = keys = [f"chunks/token001/0000000002/{n:064x}" for n in range(1000)]
+    for key in keys:
+        await store.put(key, b"x")
+    log = RunLog(store)
+    await log.refresh()
+    await log.append(Retire(epoch=1, token="token001-rest", chunks=tuple(keys)))
+    store.calls.clear()
+    with pytest.raises(Denied):
+        await Retention(store, log, keep=1).retire("token001-rest")
+    assert len([verb for verb, _ in store.calls if verb == "delete"]) < 100
 
 
 async def test_deletions_that_failed_are_made_up_for_with_the_next_ones(tmp_path: Path) -> None:

@@ -122,15 +122,16 @@ async def test_a_retire_that_names_places_of_the_log_deletes_none(
     memory: ObjectStore, tmp_path: Path
 ) -> None:
     run = await three_saves(memory, tmp_path)
-    before = await memory.list("log")
     hostile = Retire(
         epoch=1,
         token="token001-rest",
         manifests=(log.key(0), "../other/log/000000000000.json", "manifests/../log/1-2-3.json"),
         chunks=("chunks/../0000000001/" + "a" * 64, "probe/x"),
     )
-    await retention.Retention(memory, run.log, keep=1).delete(hostile)
-    assert await memory.list("log") == before
+    await run.log.append(hostile)
+    before = await memory.list()
+    await retention.Retention(memory, run.log, keep=1).retire("token001-rest")
+    assert await memory.list() == before
 
 
 # --- forged manifests, committed with a matching digest

@@ -7,7 +7,7 @@ Only a checkpoint that was read back and found complete counts as good. The rule
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from everstep_agent.checkpoint.bounded import all_of
@@ -22,13 +22,17 @@ from everstep_agent.runlog.run_log import Lost, RunLog
 from everstep_agent.storage.errors import Denied, StoreError
 from everstep_agent.storage.probe import FOLDER as PROBE_FOLDER
 from everstep_agent.storage.store import ObjectStore
-from everstep_contract.log import Commit, Retire
+from everstep_contract.log import Claim, Commit, Retire
 from everstep_contract.manifest import Chunk, Manifest
 
 CONCURRENCY = 4
 COLLECT_EVERY = 50
 UNDELETED = 16
 """How many entries are remembered whose objects could not be deleted."""
+REFUSED = 8
+"""After so many objects that must not be deleted, the other objects of the entry are not tried either:
+probably nothing may be deleted.
+"""
 Read = Callable[[Commit, Mapping[int, Chunk]], Awaitable[None]]
 """Reads chunks, by their place in the manifest's list, from the store. Raises `Broken`."""
 
@@ -59,8 +63,10 @@ class Retention:
         """How many good checkpoints are kept."""
         self._slots = asyncio.Semaphore(concurrency)
         self._checked = Checked()
-        self._undeleted: list[Retire] = []
-        """Entries of this coordinator whose objects are still to be deleted."""
+        self._undeleted: list[tuple[str, ...]] | None = None
+        """For each entry the keys of its objects that are still to be deleted, at first those that a
+        former coordinator may have left; None: nothing was deleted yet.
+        """
         self._calls = 0
         self.blocked = ""
         """Why nothing is deleted; empty: nothing is in the way."""
@@ -97,44 +103,71 @@ class Retention:
     async def retire(self, token: str) -> Retire | None:
         """Retire what `choose_retired` names: append the entry, then delete. None: there is nothing
         to retire, or another claim is newer.
+
+        Raises the error of an object that must not be deleted, after all others have been tried.
         """
         newest = self._log.newest_claim
         if newest is None or newest.token != token:
             return None
+        if self._undeleted is None:
+            self._undeleted = [_list_keys(entry) for entry in self._log.index.retires]
+        entry = await self._retire_old(newest)
+        refused: StoreError | None = None
+        try:
+            await self._delete_retired()
+        except StoreError as error:
+            if error.transient:
+                raise
+            refused = error
         if self._calls % COLLECT_EVERY == 0:
             await self._tidy(token)
         self._calls += 1
+        if refused is not None:
+            raise refused
+        return entry
+
+    async def _retire_old(self, claim: Claim) -> Retire | None:
         chosen = choose_retired(self._log.index, self._checked.good, self.keep)
         kept = await self._kept(chosen) if chosen else None
         if kept is None:
             return None
         given_up = [(c, await self._manifest(c)) for c in chosen]
-        return await self._give_up(build_retire(token, newest.epoch, given_up, kept))
+        entry = build_retire(claim.token, claim.epoch, given_up, kept)
+        if not await self._append(entry):
+            return None
+        self._undeleted = [*(self._undeleted or ()), _list_keys(entry)][-UNDELETED:]
+        self._forget(entry)
+        return entry
+
+    def _forget(self, entry: Retire) -> None:
+        for key in entry.manifests:
+            self._checked.good.pop(key, None)
+            self._checked.broken.pop(key, None)
+            self._checked.pinned.pop(key, None)
+        self._checked.chunks -= set(entry.chunks)
+
+    async def _append(self, entry: Retire) -> bool:
+        return not isinstance(await self._log.append(entry), Lost)
 
     async def _tidy(self, token: str) -> None:
-        await self.sweep()
         # Without the permission to list, only leftovers of failed saves and killed probes remain.
         with contextlib.suppress(Denied):
             await self.collect(token)
-            await all_of(self._delete(key) for key in await self._store.list(PROBE_FOLDER))
-
-    async def _give_up(self, entry: Retire) -> Retire | None:
-        if isinstance(await self._log.append(entry), Lost):
-            return None
-        self._undeleted = [*self._undeleted, entry][-UNDELETED:]
-        await self._delete_retired()
-        return entry
+            await self._delete_all(await self._store.list(PROBE_FOLDER))
 
     async def _delete_retired(self) -> None:
-        """Delete what all remembered entries name. Raises the first error, after it has tried all."""
+        """Delete what is still to be deleted. Raises the first error, after it has tried all entries."""
         refused: StoreError | None = None
-        for entry in reversed(self._undeleted.copy()):
+        left: list[tuple[str, ...]] = []
+        for keys in reversed(self._undeleted or ()):
             try:
-                await self.delete(entry)
+                held = await self._delete_all(keys)
             except StoreError as error:
-                refused = refused or error
-            else:
-                self._undeleted.remove(entry)
+                held = dict.fromkeys(keys, error)
+            if held:
+                refused = refused or next(iter(held.values()))
+                left.insert(0, tuple(held))
+        self._undeleted = left
         if refused is not None:
             raise refused
 
@@ -163,26 +196,26 @@ class Retention:
             self._checked.pinned[commit.manifest] = found
         return found
 
-    async def delete(self, entry: Retire) -> None:
-        """Delete what a `retire` entry names. Idempotent: any agent may do it at any time. Entries
-        of the log are never deleted, whatever the entry names.
+    async def _delete_all(self, keys: Iterable[str]) -> dict[str, StoreError]:
+        """Delete these objects, which any agent may do at any time. Returns those that must not be
+        deleted (because of a legal hold, say), which do not keep the others. Raises an error that may pass.
         """
-        for key in entry.manifests:
-            self._checked.good.pop(key, None)
-            self._checked.broken.pop(key, None)
-            self._checked.pinned.pop(key, None)
-        self._checked.chunks -= set(entry.chunks)
-        named = (*entry.manifests, *entry.chunks)
-        await all_of(self._delete(key) for key in named if step_of(key) is not None)
+        refused: dict[str, StoreError] = {}
 
-    async def _delete(self, key: str) -> None:
-        async with self._slots:
-            await self._store.delete(key)
+        async def delete(key: str) -> None:
+            async with self._slots:
+                try:
+                    if len(refused) < REFUSED:
+                        await self._store.delete(key)
+                    else:
+                        refused[key] = next(iter(refused.values()))
+                except StoreError as error:
+                    if error.transient:
+                        raise
+                    refused[key] = error
 
-    async def sweep(self) -> None:
-        """Complete deletions that a former coordinator may not have finished."""
-        for entry in self._log.index.retires:
-            await self.delete(entry)
+        await all_of(delete(key) for key in keys)
+        return refused
 
     async def collect(self, token: str) -> Retire | None:
         """Retire leftovers of saves that were never committed, and delete what was retired and is
@@ -195,24 +228,28 @@ class Retention:
             return None
         keys = [*await self._store.list("manifests"), *await self._store.list("chunks")]
         named = {c.key for m in kept for c in m.chunks}
-        await self._delete_leftovers(keys, named)
         gone = choose_garbage(keys, named, self._log.index, newest.step)
-        if not gone.manifests and not gone.chunks:
-            return None
-        return await self._give_up(
-            Retire(
-                epoch=claim.epoch,
-                token=token,
-                manifests=tuple(sorted(gone.manifests)),
-                chunks=tuple(sorted(gone.chunks)),
-            )
+        entry = Retire(
+            epoch=claim.epoch,
+            token=token,
+            manifests=tuple(sorted(gone.manifests)),
+            chunks=tuple(sorted(gone.chunks)),
         )
+        appended = bool(entry.manifests or entry.chunks) and await self._append(entry)
+        await self._delete_leftovers(keys, named)
+        return entry if appended else None
 
     async def _delete_leftovers(self, keys: Collection[str], named: Collection[str]) -> None:
-        """Delete retired objects whose deletion was refused, or that a former coordinator left."""
+        """Delete retired objects, also those whose deletion was refused, or that a former coordinator left."""
         log = self._log.index
-        left = [k for k in keys if log.is_retired(k) and k not in named and step_of(k) is not None]
-        await all_of(self._delete(key) for key in left)
+        await self._delete_all(
+            k for k in keys if log.is_retired(k) and k not in named and step_of(k) is not None
+        )
+
+
+def _list_keys(entry: Retire) -> tuple[str, ...]:
+    """Entries of the log are never deleted, whatever the entry names."""
+    return tuple(key for key in (*entry.manifests, *entry.chunks) if step_of(key) is not None)
 
 
 def _describe_blocked(commit: Commit) -> str:
