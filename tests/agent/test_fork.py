@@ -10,6 +10,7 @@ from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.storage import ObjectStore, open_store
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.tools import fork, verify
+from everstep_contract import log
 
 
 @pytest.fixture
@@ -41,6 +42,19 @@ async def test_the_list_is_newest_first_and_says_why_the_epoch_began(
         (4, 1, "Start"),
     ]
     assert "not finished, last written by default/job" in fork.build_table(catalog)
+
+
+async def test_the_list_says_that_a_place_of_the_log_is_gone(
+    store: UnreliableStore, tmp_path: Path
+) -> None:
+    """Else it would end there as if the run did."""
+    await a_run_of_two_epochs(store, tmp_path)
+    await store.delete(log.key(2))
+    catalog = await fork.list_checkpoints(store)
+    assert [c.step for c in catalog.checkpoints] == [4]
+    last = fork.build_table(catalog).splitlines()[-1]
+    assert last.startswith("PROBLEM ")
+    assert "log/000000000002.json is gone" in last
 
 
 async def test_an_address_at_which_no_run_is_is_said_to_have_none(store: UnreliableStore) -> None:

@@ -21,7 +21,7 @@ from everstep_agent.coordinator.background import Background
 from everstep_agent.coordinator.pins import Pins
 from everstep_agent.coordinator.saves import Saves
 from everstep_agent.runlog.log_index import LogIndex
-from everstep_agent.runlog.run_log import Appended, RunLog
+from everstep_agent.runlog.run_log import Appended, LogDamaged, RunLog
 from everstep_agent.storage import ObjectStore, open_store
 from everstep_agent.tools import fork
 from everstep_agent.tools import pins as tool
@@ -207,6 +207,18 @@ async def test_unpinning_meets_a_coordinator_that_takes_the_same_place(
     again = await tool.unpin(store, "first")
     assert again.before
     assert tool.describe(again) == "first (step 2) was unpinned before"
+
+
+async def test_no_pin_is_given_up_in_the_place_of_an_entry_that_was_deleted(
+    store: UnreliableStore, tmp_path: Path
+) -> None:
+    """Nobody would notice the loss of that entry any more."""
+    run = await saved(store, tmp_path)
+    gone = log.key(len(run.log.entries) - 2)
+    await store.delete(gone)
+    with pytest.raises(LogDamaged, match=f"{gone} is gone"):
+        await tool.unpin(store, "first")
+    assert gone not in await store.list("log")
 
 
 async def test_a_pin_that_cannot_be_read_stops_deletion_and_says_what_to_do(

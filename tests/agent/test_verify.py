@@ -10,6 +10,7 @@ from agent.retiring import RetiringStore
 from agent.unreliable import UnreliableStore
 from everstep_agent.storage import open_store
 from everstep_agent.tools import proof, verify
+from everstep_contract import log
 from everstep_contract.ledger import LedgerEntry
 from everstep_contract.log import Done
 from everstep_contract.manifest import LedgerSegment, Manifest
@@ -73,6 +74,17 @@ async def test_a_run_without_a_checkpoint_proves_nothing(
     await ARun(bad_day, tmp_path).claim(1)
     assert "no checkpoint yet" in (await verify.verify_run(bad_day)).problems[0]
     assert await verify.load_ledger(bad_day) == []
+
+
+async def test_a_damaged_entry_of_the_log_is_a_problem(
+    bad_day: UnreliableStore, tmp_path: Path
+) -> None:
+    """Not a command that could not be carried out, as when the store does not answer."""
+    await a_disturbed_run(bad_day, tmp_path)
+    await bad_day.put(log.key(2), b"{}")
+    verified = await verify.verify_run(bad_day)
+    assert "log/000000000002.json" in verified.problems[0]
+    assert verify.exit_code(verified) == 1
 
 
 async def test_a_corrupt_chunk_of_the_state_is_named(

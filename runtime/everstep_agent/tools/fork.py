@@ -18,7 +18,7 @@ from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
 from everstep_agent.checkpoint.pin_rules import find_pinned
 from everstep_agent.checkpoint.restore import fetch_verified
 from everstep_agent.runlog.log_index import LogIndex
-from everstep_agent.runlog.run_log import RunLog
+from everstep_agent.runlog.run_log import LogDamaged, RunLog
 from everstep_agent.storage.errors import AlreadyExists, StoreError
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract import log
@@ -58,6 +58,8 @@ class Catalog:
     """All pins that were not given up, ordered by name, including those of checkpoints that the run
     does not continue.
     """
+    problem: str = ""
+    """Why this list ends too early, and may contain deleted checkpoints: a place of the log is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +94,16 @@ async def list_checkpoints(store: ObjectStore) -> Catalog:
         done=run_log.done is not None,
         job=newest.job if newest else "",
         pins=tuple(filter(None, (find_pinned(n, run_log.index) for n in sorted(pins)))),
+        problem=await _find_problem(run_log),
     )
+
+
+async def _find_problem(run_log: RunLog) -> str:
+    try:
+        await run_log.check_whole()
+    except LogDamaged as error:
+        return str(error)
+    return ""
 
 
 async def _open_run(store: ObjectStore) -> RunLog:
@@ -174,14 +185,22 @@ def build_table(catalog: Catalog) -> str:
     """For people."""
     state = "done" if catalog.done else "not finished"
     lines = [f"run     {catalog.run} ({state}, last written by {catalog.job or 'nobody'})"]
+    lines += _list_rows(catalog) or ["there is no checkpoint"]
+    problem = [f"PROBLEM {catalog.problem}"] if catalog.problem else []
+    return "\n".join([*lines, *_list_apart(catalog), *problem])
+
+
+def _list_rows(catalog: Catalog) -> list[str]:
     if not catalog.checkpoints:
-        return "\n".join([*lines, "there is no checkpoint"])
-    lines += ["", f"{'step':>9}  {'epoch':>5}  {'bytes':>14}  {'epoch began by':<16}  pinned as"]
-    lines += [
-        f"{c.step:>9}  {c.epoch:>5}  {c.bytes:>14}  {c.cause or '-':<16}  {', '.join(c.pins) or '-'}"
-        for c in catalog.checkpoints
+        return []
+    return [
+        "",
+        f"{'step':>9}  {'epoch':>5}  {'bytes':>14}  {'epoch began by':<16}  pinned as",
+        *(
+            f"{c.step:>9}  {c.epoch:>5}  {c.bytes:>14}  {c.cause or '-':<16}  {', '.join(c.pins) or '-'}"
+            for c in catalog.checkpoints
+        ),
     ]
-    return "\n".join([*lines, *_list_apart(catalog)])
 
 
 def _list_apart(catalog: Catalog) -> list[str]:

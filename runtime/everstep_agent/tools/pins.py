@@ -22,9 +22,12 @@ class Unpinned:
 
 
 async def unpin(store: ObjectStore, name: str) -> Unpinned:
-    """Give a pin up. Raises `NoPin`, `StoreError`."""
+    """Give a pin up. Raises `NoPin`, and `StoreError` also if a place of the log is gone: the entry would
+    fill it.
+    """
     run_log = RunLog(store)
     await run_log.refresh()
+    await run_log.check_whole()
     while (entry := build_unpin(run_log.index, name)) is not None:
         if not isinstance(await run_log.append(entry), Lost):
             break

@@ -115,8 +115,8 @@ async def verify_run(store: ObjectStore, *, state: bool = True) -> Verified:
 async def _verify_newest(store: ObjectStore, *, state: bool) -> Verified | None:
     """None: the checkpoint was retired while it was read."""
     log = RunLog(store)
-    await log.refresh()
     try:
+        await log.refresh()
         await log.check_whole()
     except LogDamaged as error:
         return Verified(run=store.uri, problems=(str(error),))
