@@ -125,8 +125,11 @@ async def test_a_try_that_moves_a_chunk_or_lists_many_keys_may_last_longer_than_
     store, waits = retrying(slow, deadline_s=1.0)
     await slow.inner.put("a", b"x" * 100)
     small = asyncio.ensure_future(store.put("c", b"x"))
-    _, (size, _), keys = await asyncio.gather(
-        store.put("b", bytes(2 * SLOWEST)), store.stream("a", hashlib.sha256), store.list()
+    _, _, (size, _), keys = await asyncio.gather(
+        store.put("b", bytes(2 * SLOWEST)),
+        store.create("manifest", bytes(2 * SLOWEST)),
+        store.stream("a", hashlib.sha256),
+        store.list(),
     )
     assert (size, waits) == (100, [])
     assert "a" in keys

@@ -98,7 +98,7 @@ class Retrying:
         )
 
     async def create(self, key: str, body: bytes | memoryview) -> None:
-        await self._again(lambda: self._inner.create(key, body))
+        await self._again(lambda: self._inner.create(key, body), len(body) / SLOWEST)
 
     async def get(self, key: str) -> bytes:
         return await self._again(
