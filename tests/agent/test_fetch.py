@@ -1,18 +1,14 @@
 """`everstep fetch`: a checkpoint's files from a store to a folder."""
 
-import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from agent.a_run import ARun, content
 from agent.retiring import RetiringStore
-from agent.unreliable import UnreliableStore
+from agent.unreliable import NarrowStore, UnreliableStore
 from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.storage import open_store
-from everstep_agent.storage.errors import Unreachable
-from everstep_agent.storage.store import S
 from everstep_agent.tools.fetch import NothingToFetch, fetch_checkpoint
 from everstep_contract import codec, manifest
 from everstep_contract.fetched import Fetched
@@ -62,28 +58,10 @@ async def test_a_checkpoint_with_a_damaged_chunk_is_passed_over(
         await fetch_checkpoint(store, tmp_path, step=9)
 
 
-class Narrow(UnreliableStore):
-    """Its connection is too slow for two chunks at the same time."""
-
-    under_way = 0
-
-    async def stream(
-        self, key: str, begin: Callable[[], S], *, urgent: bool = False
-    ) -> tuple[int, S]:
-        self.under_way += 1
-        try:
-            await asyncio.sleep(0.01)
-            if self.under_way > 1:
-                raise Unreachable(f"cannot read {key}: it did not arrive in time")
-            return await super().stream(key, begin, urgent=urgent)
-        finally:
-            self.under_way -= 1
-
-
 async def test_over_a_slow_connection_the_chunks_are_brought_one_after_the_other(
     store: UnreliableStore, tmp_path: Path
 ) -> None:
-    found = await fetch_checkpoint(Narrow(store), tmp_path)
+    found = await fetch_checkpoint(NarrowStore(store), tmp_path)
     assert read(found, "w") == content(9)
 
 

@@ -4,7 +4,8 @@ import pytest
 
 from agent.a_run import ARun
 from agent.restored import restore_newest
-from agent.unreliable import UnreliableStore
+from agent.retiring import RetiringStore
+from agent.unreliable import NarrowStore, UnreliableStore
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.storage import ObjectStore, open_store
@@ -110,6 +111,27 @@ async def test_a_fork_that_was_cut_off_is_taken_up_again(
     assert not [k for k in await target.list() if k.startswith("log/")]
     assert (await fork.fork_run(store, target, 9)).step == 9
     assert (await fork.fork_run(store, target, 9)).step == 9
+
+
+async def test_a_checkpoint_that_the_job_retires_meanwhile_is_said_to_be_retired(
+    target: ObjectStore, tmp_path: Path
+) -> None:
+    """Not that a chunk is gone, as if the store were damaged."""
+    store = RetiringStore()
+    store.run = run = ARun(store, tmp_path)
+    await run.claim(1)
+    await run.save(4)
+    with pytest.raises(fork.CannotFork, match=r"retired the checkpoint of step 4 .*: pin one"):
+        await fork.fork_run(store, target, 4)
+    assert await target.list("log") == []
+
+
+async def test_over_a_slow_connection_the_chunks_are_copied_one_after_the_other(
+    store: UnreliableStore, target: ObjectStore, tmp_path: Path
+) -> None:
+    await a_run_of_two_epochs(store, tmp_path)
+    await fork.fork_run(NarrowStore(store), target, 9)
+    assert (await verify.verify_run(target)).ok
 
 
 async def test_another_run_is_never_overwritten(

@@ -7,7 +7,7 @@ import pytest
 from agent.a_run import ARun, entry
 from agent.restored import fetch
 from agent.retiring import RetiringStore
-from agent.unreliable import UnreliableStore
+from agent.unreliable import NarrowStore, UnreliableStore
 from everstep_agent.storage import open_store
 from everstep_agent.tools import proof, verify
 from everstep_contract import log
@@ -53,6 +53,13 @@ async def test_the_run_that_exists_is_proved_not_the_tries(
     ]
     assert await verify.load_ledger(bad_day) == list(verified.entries)
     assert verify.exit_code(verified) == 0
+
+
+async def test_over_a_slow_connection_the_chunks_are_read_one_after_the_other(
+    bad_day: UnreliableStore, tmp_path: Path
+) -> None:
+    await a_disturbed_run(bad_day, tmp_path)
+    assert (await verify.verify_run(NarrowStore(bad_day))).ok
 
 
 async def test_the_table_says_what_was_proved(bad_day: UnreliableStore, tmp_path: Path) -> None:

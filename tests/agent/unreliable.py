@@ -2,6 +2,7 @@
 one at a time.
 """
 
+import asyncio
 from collections.abc import Callable
 
 from everstep_agent.storage.errors import Denied, Unreachable
@@ -65,3 +66,21 @@ class UnreliableStore:
         self.calls.append((verb, key))
         if self.away:
             raise Unreachable(f"{key}: the store does not answer")
+
+
+class NarrowStore(UnreliableStore):
+    """Its connection is too slow for two chunks at the same time."""
+
+    under_way = 0
+
+    async def get(self, key: str) -> bytes:
+        if not key.startswith("chunks/"):
+            return await super().get(key)
+        self.under_way += 1
+        try:
+            await asyncio.sleep(0.01)
+            if self.under_way > 1:
+                raise Unreachable(f"cannot read {key}: it did not arrive in time")
+            return await super().get(key)
+        finally:
+            self.under_way -= 1

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from everstep_agent.checkpoint.bounded import all_of
+from everstep_agent.checkpoint.bounded import move_all
 from everstep_agent.checkpoint.digest import Spans
 from everstep_agent.checkpoint.files import NewFile, replace_file
 from everstep_agent.checkpoint.landing import download
@@ -20,7 +20,6 @@ from everstep_agent.checkpoint.tiers import StoreTier
 from everstep_agent.runlog.log_index import LogIndex
 from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.storage.address import parse_uri
-from everstep_agent.storage.errors import Unreachable
 from everstep_agent.storage.store import ObjectStore
 from everstep_agent.tools.fork import choose_commit
 from everstep_contract import codec
@@ -136,24 +135,10 @@ def _require_objects(manifest: Manifest, only: tuple[str, ...]) -> None:
 async def _bring_all(
     store: ObjectStore, chunks: Sequence[Chunk], spans: Mapping[str, Spans], folder: Path
 ) -> dict[str, Place]:
-    """Bring the chunks, by digest. A slow connection may deliver none of several in time, so those that
-    are left are then brought one after the other.
-    """
-    found: dict[str, Place] = {}
-
-    async def bring(chunk: Chunk, slots: asyncio.Semaphore) -> None:
-        async with slots:
-            found[chunk.digest] = await _bring(store, chunk, spans[chunk.digest], folder)
-
-    async def bring_rest(at_once: int) -> None:
-        slots = asyncio.Semaphore(at_once)
-        await all_of(bring(chunk, slots) for chunk in chunks if chunk.digest not in found)
-
-    try:
-        await bring_rest(CONCURRENCY)
-    except Unreachable:
-        await bring_rest(1)
-    return found
+    """Bring the chunks, by digest."""
+    bringing = [partial(_bring, store, chunk, spans[chunk.digest], folder) for chunk in chunks]
+    found = await move_all(bringing, CONCURRENCY)
+    return {chunk.digest: place for chunk, place in zip(chunks, found, strict=True)}
 
 
 async def _bring(store: ObjectStore, chunk: Chunk, spans: Spans, folder: Path) -> Place:

@@ -9,17 +9,17 @@ The log is written last: until then the new run does not exist, and an interrupt
 resumed.
 """
 
-import asyncio
 import hashlib
 from dataclasses import dataclass, replace
+from functools import partial
 
-from everstep_agent.checkpoint.bounded import all_of
+from everstep_agent.checkpoint.bounded import move_all
 from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
 from everstep_agent.checkpoint.pin_rules import find_pinned
 from everstep_agent.checkpoint.restore import fetch_verified
 from everstep_agent.runlog.log_index import LogIndex
 from everstep_agent.runlog.run_log import LogDamaged, RunLog
-from everstep_agent.storage.errors import AlreadyExists, StoreError
+from everstep_agent.storage.errors import AlreadyExists, NotFound, StoreError
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract import log
 from everstep_contract.levels import Pinned
@@ -119,9 +119,9 @@ async def fork_run(store: ObjectStore, target: ObjectStore, step: int) -> Forked
     """Copy the checkpoint of `step` to `target` and begin a run log there.
 
     Raises:
-        CannotFork: there is no such run or checkpoint, or another run is at `target`.
-        Broken: the manifest or a chunk is missing or was changed; the checkpoint may have been
-            retired meanwhile.
+        CannotFork: there is no such run or checkpoint, another run is at `target`, or the job retired
+            the checkpoint meanwhile.
+        Broken: the manifest or a chunk is missing or was changed.
         StoreError: a store failed to answer.
     """
     run_log, other = await _open_run(store), RunLog(target)
@@ -130,13 +130,19 @@ async def fork_run(store: ObjectStore, target: ObjectStore, step: int) -> Forked
     entries = build_log(run_log.index, commit)
     if list(other.entries) != entries[: len(other.entries)]:
         raise CannotFork(f"{target.uri} holds another run: choose another address")
-    manifest = await fetch_manifest(store, commit)
-    slots = asyncio.Semaphore(CONCURRENCY)
-    await all_of(_copy(store, target, chunk, slots) for chunk in manifest.chunks)
-    await _copy_manifest(store, target, commit)
+    try:
+        size = await _copy_all(store, target, commit)
+    except (Broken, NotFound):
+        await run_log.refresh()
+        if run_log.index.is_retired(commit.manifest):
+            raise CannotFork(
+                f"{store.uri}: the job retired the checkpoint of step {step} while it was copied: pin one"
+                " (job.save(pin=...)), or raise checkpoint.keep"
+            ) from None
+        raise
     for place, entry in enumerate(entries):
         await _write(target, place, entry)
-    return Forked(run=target.uri, step=commit.step, epoch=commit.epoch, bytes=manifest.bytes())
+    return Forked(run=target.uri, step=commit.step, epoch=commit.epoch, bytes=size)
 
 
 def choose_commit(log: LogIndex, step: int) -> Commit:
@@ -157,11 +163,17 @@ def build_log(log: LogIndex, commit: Commit) -> list[Entry]:
     return [*claims, replace(commit, pins=())]
 
 
-async def _copy(
-    store: ObjectStore, target: ObjectStore, chunk: Chunk, slots: asyncio.Semaphore
-) -> None:
-    async with slots:
-        await target.put(chunk.key, await fetch_verified(store, chunk))
+async def _copy_all(store: ObjectStore, target: ObjectStore, commit: Commit) -> int:
+    """Copy a checkpoint. Returns its size in bytes."""
+    manifest = await fetch_manifest(store, commit)
+    copying = [partial(_copy, store, target, chunk) for chunk in manifest.chunks]
+    await move_all(copying, CONCURRENCY)
+    await _copy_manifest(store, target, commit)
+    return manifest.bytes()
+
+
+async def _copy(store: ObjectStore, target: ObjectStore, chunk: Chunk) -> None:
+    await target.put(chunk.key, await fetch_verified(store, chunk))
 
 
 async def _copy_manifest(store: ObjectStore, target: ObjectStore, commit: Commit) -> None:

@@ -8,9 +8,10 @@ does not recompute losses.
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 
 from everstep_agent.checkpoint import ledger as ledgers
-from everstep_agent.checkpoint.bounded import all_of
+from everstep_agent.checkpoint.bounded import move_all
 from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
 from everstep_agent.checkpoint.restore import fetch_verified
 from everstep_agent.checkpoint.tiers import StoreTier
@@ -20,7 +21,7 @@ from everstep_agent.tools import feed_proof, proof
 from everstep_contract import codec, feed, ledger
 from everstep_contract.ledger import LedgerEntry
 from everstep_contract.log import Commit
-from everstep_contract.manifest import Manifest
+from everstep_contract.manifest import Chunk, Manifest
 
 CONCURRENCY = 4
 TRIES = 3
@@ -79,19 +80,18 @@ async def load_ledger(store: ObjectStore) -> list[LedgerEntry]:
 async def _load_entries(store: ObjectStore, manifest: Manifest) -> list[LedgerEntry]:
     named = {s.chunk for s in manifest.ledger}
     chunks = [c for c in manifest.chunks if c.digest in named]
-    slots = asyncio.Semaphore(CONCURRENCY)
-
-    async def load(index: int) -> list[LedgerEntry]:
-        async with slots:
-            raw = await fetch_verified(store, chunks[index])
-        try:
-            return await asyncio.to_thread(ledger.decode_lines, raw)
-        except codec.DecodeError as error:
-            raise Broken(f"{chunks[index].key}: {error}") from None
-
-    lines = await all_of(load(i) for i in range(len(chunks)))
+    loading = [partial(_load_lines, store, chunk) for chunk in chunks]
+    lines = await move_all(loading, CONCURRENCY)
     by_digest = {c.digest: found for c, found in zip(chunks, lines, strict=True)}
     return ledgers.choose_entries(manifest.ledger, by_digest)
+
+
+async def _load_lines(store: ObjectStore, chunk: Chunk) -> list[LedgerEntry]:
+    raw = await fetch_verified(store, chunk)
+    try:
+        return await asyncio.to_thread(ledger.decode_lines, raw)
+    except codec.DecodeError as error:
+        raise Broken(f"{chunk.key}: {error}") from None
 
 
 async def verify_run(store: ObjectStore, *, state: bool = True) -> Verified:
@@ -142,15 +142,9 @@ async def _verify_newest(store: ObjectStore, *, state: bool) -> Verified | None:
 
 
 async def _read_state(store: ObjectStore, manifest: Manifest) -> None:
-    slots = asyncio.Semaphore(CONCURRENCY)
     named = {s.chunk for s in manifest.ledger}
-
-    async def read(index: int) -> None:
-        async with slots:
-            await StoreTier(store).check(manifest.chunks[index])
-
-    wanted = [i for i, c in enumerate(manifest.chunks) if c.digest not in named]
-    await all_of(read(i) for i in wanted)
+    chunks = [c for c in manifest.chunks if c.digest not in named]
+    await move_all([partial(StoreTier(store).check, chunk) for chunk in chunks], CONCURRENCY)
 
 
 def _judge(
