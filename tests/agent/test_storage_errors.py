@@ -34,6 +34,8 @@ CASES = [
     (AlreadyExistsError, (409, "BlobAlreadyExists"), errors.AlreadyExists, "it exists"),
     (PermissionDeniedError, (403, "AccessDenied"), errors.Denied, "needs to read, write"),
     (PermissionDeniedError, (403, "ExpiredToken"), errors.Denied, "AWS_SESSION_TOKEN"),
+    (PermissionDeniedError, (403, "QuotaExceeded"), errors.NoSpace, "raise the quota"),
+    (GenericError, (507, "XMinioStorageFull"), errors.NoSpace, "make room"),
     (GenericError, (503, "SlowDown"), errors.Busy, "SlowDown"),
     (GenericError, (429, "TooMany"), errors.Busy, "429"),
     (GenericError, (400, "InvalidBucketName"), errors.StoreError, "checkpoint.uri"),
@@ -76,6 +78,21 @@ def test_foreign_errors_become_ours(
     assert said in str(ours)
     assert "s3://b/k" in str(ours)
     assert "hidden" not in str(ours)
+
+
+@pytest.mark.parametrize(
+    ("where", "host", "key"),
+    [
+        ("s3://b/k", "169.254.170.2", "AWS_ACCESS_KEY_ID"),
+        ("gs://b/k", "metadata.google.internal", "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("az://c/k", "169.254.169.254", "AZURE_STORAGE_ACCOUNT_KEY"),
+    ],
+)
+def test_who_has_no_credentials_is_told_which_this_store_takes(
+    where: str, host: str, key: str
+) -> None:
+    foreign = GenericError(f"HTTP error: error sending request for url (http://{host}/x)")
+    assert f"{key} is not set" in str(classify_error(foreign, doing="read", where=where))
 
 
 def test_signatures_in_a_url_are_not_shown() -> None:

@@ -93,6 +93,12 @@ _QUERY = re.compile(r"\?[^\s'\"]*")
 _REQUEST = re.compile(r"Generic \S+ error: Error performing \w+ (\w+://[^/\s]+)\S* in \S+ - ")
 _METADATA = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
 
+_KEYS = {
+    "s3": "AWS_ACCESS_KEY_ID",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_KEY",
+}
+
 _FIXES = {
     "InvalidAccessKeyId": "the store does not know this AWS_ACCESS_KEY_ID; correct the Secret",
     "SignatureDoesNotMatch": (
@@ -133,9 +139,10 @@ def classify_error(error: BaseException, *, doing: str, where: str) -> StoreErro
             f"{found}: the bucket does not exist; create it or correct checkpoint.uri"
         )
     if any(host in text for host in _METADATA):
+        key = _KEYS.get(where.partition(":")[0], _KEYS["s3"])
         return Denied(
-            f"{found}: no credentials: AWS_ACCESS_KEY_ID is not set and this machine has no cloud"
-            " identity; give the container the keys (envFrom of a Secret) or a serviceAccountName"
+            f"{found}: no credentials: {key} is not set and this machine has no cloud"
+            " identity; give the container the credentials (envFrom of a Secret) or a serviceAccountName"
             " with access"
         )
     if isinstance(error, FileNotFoundError) or name == "NotFoundError":
@@ -154,6 +161,8 @@ def _classify_rest(
 ) -> StoreError:
     said = _said(text, code, status)
     fix = _FIXES.get(code, "")
+    if status == 507 or code in _FULL:  # before 403, with which Ceph answers QuotaExceeded
+        return NoSpace(f"{found}: {said}; make room, or raise the quota")
     # S3 answers 400 to an expired session token.
     refused = (
         status in (401, 403)
@@ -168,8 +177,6 @@ def _classify_rest(
         return NoSpace(f"{found}: no space or no inodes left; make room")
     if "os error 122)" in text:
         return NoSpace(f"{found}: the disk quota is used up; make room, or raise the quota")
-    if status == 507 or code in _FULL:
-        return NoSpace(f"{found}: no space left; make room")
     if (
         "os error 20)" in text
         or "os error 2)" in text
