@@ -67,6 +67,10 @@ class Retention:
         """For each entry the keys of its objects that are still to be deleted, at first those that a
         former coordinator may have left; None: nothing was deleted yet.
         """
+        self._former: frozenset[str] | None = None
+        """Keys of the manifests that former coordinators have committed; None: no checkpoint was read
+        back yet.
+        """
         self._calls = 0
         self.blocked = ""
         """Why nothing is deleted; empty: nothing is in the way."""
@@ -88,6 +92,9 @@ class Retention:
         Chunks that an earlier check has read are not read again, because a key is written only
         once.
         """
+        if self._former is None:
+            resumable = self._log.index.resumable()
+            self._former = frozenset(c.manifest for c in resumable if c != commit)
         try:
             manifest = await fetch_manifest(self._store, commit)
             chunks = enumerate(manifest.chunks)
@@ -99,6 +106,19 @@ class Retention:
         self._checked.chunks |= {c.key for c in fresh.values()}
         self._checked.good[commit.manifest] = manifest
         return ""
+
+    def find_unread(self) -> Commit | None:
+        """The newest checkpoint of a former coordinator that is still to be read back, so that `keep` good
+        ones are known. Otherwise nothing would be retired if each coordinator made fewer saves.
+
+        None: enough good ones are known, or there is nothing to retire.
+        """
+        known = list(self._log.index.resumable())
+        good = sum(c.manifest in self._checked.good for c in known)
+        if good >= self.keep or len(self._log.index.standing) <= self.keep:
+            return None
+        unread = (self._former or frozenset()) - {*self._checked.good, *self._checked.broken}
+        return next((c for c in known if c.manifest in unread), None)
 
     async def retire(self, token: str) -> Retire | None:
         """Retire what `choose_retired` names: append the entry, then delete. None: there is nothing

@@ -11,6 +11,8 @@ from everstep_agent.storage.errors import StoreError
 from everstep_contract import levels, log
 
 NOTES = 3
+FORMER = 2
+"""After each save, how many checkpoints of former coordinators are read back at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,10 @@ class PostCommit:
         self._retention, self._read_backs = retention, read_backs
         self._persist = persist
         self._line = line
+        self._token = ""
+        """Of the newest commit, under which old checkpoints are retired."""
+        self._former = 0
+        """How many checkpoints of former coordinators may still be read back before the next save."""
         self._busy = False
         self._waiting: list[Saved] = []
         self._skipped: list[int] = []
@@ -49,25 +55,33 @@ class PostCommit:
 
         At most one read-back runs at a time. Meanwhile the newest checkpoint waits, and so does
         each pinned one. If saves come faster than they can be read back, the ones between are
-        skipped: they do not count as good, and are retired once newer ones are good.
+        skipped: they do not count as good, and are retired once newer ones are good. If none waits,
+        some checkpoints of former coordinators are read back, as far as `Retention` needs them.
         """
+        self._token = saved.commit.token
         self._skipped += [s.commit.step for s in self._waiting if not s.commit.pins]
         self._waiting = [*(s for s in self._waiting if s.commit.pins), saved]
         if self._busy:
             return
-        self._busy, refused = True, None
+        self._busy, self._former, refused = True, FORMER, None
         try:
-            while self._waiting:
-                found = self._waiting.pop(0)
+            while (found := self._take_next()) is not None:
                 self._log_skipped()
                 try:
                     await self._read_back(found)
                 except StoreError as error:  # the waiting ones are read nevertheless
-                    refused = error
+                    self._former, refused = 0, error
         finally:
             self._busy = False
         if refused is not None:
             raise refused
+
+    def _take_next(self) -> Saved | None:
+        if self._waiting:
+            return self._waiting.pop(0)
+        commit = self._retention.find_unread() if self._former else None
+        self._former = max(0, self._former - 1)
+        return Saved(commit=commit) if commit is not None else None
 
     async def _read_back(self, saved: Saved) -> None:
         commit = saved.commit
@@ -78,7 +92,7 @@ class PostCommit:
             self._log_broken(commit, problem)
             return
         self._note_good(commit)
-        retired = await self._retention.retire(commit.token)
+        retired = await self._retention.retire(self._token)
         self.blocked = self._retention.blocked
         if retired is not None:
             self._line.say("retired", manifests=len(retired.manifests), chunks=len(retired.chunks))
