@@ -142,7 +142,10 @@ def test_a_tier_without_room_refuses_and_keeps_what_it_has(
         text=True,
         timeout=60,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join((str(Path(__file__).parents[1]), *sys.path)),
+        },
     )
     assert found.returncode == 0, found.stderr
     assert "refused and kept" in found.stdout

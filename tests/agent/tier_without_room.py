@@ -1,6 +1,7 @@
 """Run by `test_tiers.py` with a tmpfs of 1 MiB as the folder, so that the tier has no room."""
 
 import asyncio
+import contextlib
 import errno
 import os
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent import tier_given
-from agent.tier_given import BODY, OWNER, TOKEN, a_chunk, a_save
+from agent.tier_given import BODY, OWNER, TOKEN, NearCase, a_chunk, a_save
 from everstep_agent.peers import incoming
 from everstep_agent.peers.client import Pool
 from everstep_agent.storage.errors import StoreError
@@ -36,12 +37,22 @@ async def main(kind: str, trouble: str, folder: Path) -> None:
         assert await case.tier.get(a_chunk()) == BODY
         if trouble == "full":  # the chunk that did not fit must have left nothing behind
             await case.tier.put(a_chunk(SMALL), SMALL)
+        if trouble == "full" and isinstance(case, NearCase):
+            await asyncio.to_thread(fill_up, folder / "filler")
+            await case.tier.keep(OWNER, [a_save(SMALL, step=6)], 6)
+            assert set(await case.tier.list()) == {a_chunk(SMALL).digest}, "the room for its note"
     await pool.close()
     print("refused and kept")
 
 
 def forbid_writing(folder: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+
+
+def fill_up(path: Path) -> None:
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1024))
 
 
 def check(error: Exception, trouble: str) -> None:

@@ -7,7 +7,7 @@ import fcntl
 import os
 import secrets
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -177,10 +177,18 @@ class FolderTier:
         with _locked(self.folder / LOCK):
             before = self.read_notes()
             after = change(before)
-            for owner, note in after.items():
-                if before.get(owner) != note:
-                    replace_file(self.folder / f"{owner}{NOTE}", codec.dumps(note), sync=self._sync)
             self._clear({f"{owner}{NOTE}" for owner in after} | list_kept(after) | {LOCK})
+            changed = [note for owner, note in after.items() if before.get(owner) != note]
+            try:
+                self._write_notes(changed)
+            except OSError:  # where there is no room, there may be some now
+                _empty(self._aside)
+                self._write_notes(changed)
+
+    def _write_notes(self, notes: Iterable[Note]) -> None:
+        for note in notes:
+            path = self.folder / f"{note.owner}{NOTE}"
+            replace_file(path, codec.dumps(note), sync=self._sync)
 
     def _clear(self, kept: Collection[str]) -> None:
         """Set everything but `kept` aside. A worker that still maps a deleted file keeps its bytes until
