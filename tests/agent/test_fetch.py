@@ -1,5 +1,8 @@
 """`everstep fetch`: a checkpoint's files from a store to a folder."""
 
+import errno
+import io
+import os
 from pathlib import Path
 
 import pytest
@@ -63,6 +66,18 @@ async def test_over_a_slow_connection_the_chunks_are_brought_one_after_the_other
 ) -> None:
     found = await fetch_checkpoint(NarrowStore(store), tmp_path)
     assert read(found, "w") == content(9)
+
+
+async def test_a_folder_without_room_is_named(
+    store: UnreliableStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(io.BytesIO):
+        def write(self, _: object) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "open", lambda *_: Full())
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}'"):
+        await fetch_checkpoint(store, tmp_path)
 
 
 async def test_what_is_not_there_is_said(store: UnreliableStore, tmp_path: Path) -> None:

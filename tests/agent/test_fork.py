@@ -7,10 +7,11 @@ from agent.restored import restore_newest
 from agent.retiring import RetiringStore
 from agent.unreliable import NarrowStore, UnreliableStore
 from everstep_agent.runlog import rules as runlog_rules
-from everstep_agent.runlog.run_log import RunLog
+from everstep_agent.runlog.run_log import LogDamaged, RunLog
 from everstep_agent.storage import ObjectStore, open_store
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.tools import fork, verify
+from everstep_agent.tools.fetch import fetch_checkpoint
 from everstep_contract import log
 
 
@@ -56,6 +57,19 @@ async def test_the_list_says_that_a_place_of_the_log_is_gone(
     last = fork.build_table(catalog).splitlines()[-1]
     assert last.startswith("PROBLEM ")
     assert "log/000000000002.json is gone" in last
+
+
+async def test_a_run_whose_first_entry_was_deleted_is_not_said_to_be_none(
+    store: UnreliableStore, target: ObjectStore, tmp_path: Path
+) -> None:
+    """A lifecycle rule of the bucket deletes the oldest objects first."""
+    await a_run_of_two_epochs(store, tmp_path)
+    await store.delete(log.key(0))
+    for read in (
+        fork.list_checkpoints(store), fork.fork_run(store, target, 4), fetch_checkpoint(store, tmp_path),
+    ):  # fmt: skip
+        with pytest.raises(LogDamaged, match=r"log/000000000000.json is gone, though place 3"):
+            await read
 
 
 async def test_an_address_at_which_no_run_is_is_said_to_have_none(store: UnreliableStore) -> None:

@@ -73,6 +73,8 @@ async def _fetch_newest(
 ) -> Fetched:
     run_log = RunLog(store)
     await run_log.refresh()
+    if not run_log.entries:
+        await run_log.check_whole()
     skipped: list[Skipped] = []
     for commit in _choose(store, run_log.index, step):
         try:
@@ -145,7 +147,10 @@ async def _bring(store: ObjectStore, chunk: Chunk, spans: Spans, folder: Path) -
     here = _find_file(store.uri, chunk.key)
     path = here or folder / chunk.digest
     create = None if here else partial(NewFile, path)
-    sums = await download(StoreTier(store), chunk, spans, create)
+    try:
+        sums = await download(StoreTier(store), chunk, spans, create)
+    except OSError as error:  # of a write, which names no file
+        raise OSError(error.errno, error.strerror, str(folder)) from None
     return Place(path=str(path), start=0, bytes=chunk.bytes, sums=sums)
 
 

@@ -111,6 +111,7 @@ async def _open_run(store: ObjectStore) -> RunLog:
     run_log = RunLog(store)
     await run_log.refresh()
     if not run_log.entries:
+        await run_log.check_whole()
         raise CannotFork(f"{store.uri}: there is no run; give the address STORE/NAME of a run")
     return run_log
 
