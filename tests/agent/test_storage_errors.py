@@ -34,6 +34,7 @@ CASES = [
     (AlreadyExistsError, (409, "BlobAlreadyExists"), errors.AlreadyExists, "it exists"),
     (PermissionDeniedError, (403, "AccessDenied"), errors.Denied, "needs to read, write"),
     (PermissionDeniedError, (403, "ExpiredToken"), errors.Denied, "AWS_SESSION_TOKEN"),
+    (PermissionDeniedError, (403, "RequestTimeTooSkewed"), errors.Unreachable, "set it"),
     (PermissionDeniedError, (403, "QuotaExceeded"), errors.NoSpace, "raise the quota"),
     (GenericError, (507, "XMinioStorageFull"), errors.NoSpace, "make room"),
     (GenericError, (503, "SlowDown"), errors.Busy, "SlowDown"),

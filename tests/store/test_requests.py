@@ -139,7 +139,7 @@ async def test_a_server_that_hangs_for_good_is_named(
         ((400, "InvalidToken"), errors.Denied, "AWS_SESSION_TOKEN does not belong"),
         ((403, "InvalidAccessKeyId"), errors.Denied, "correct the Secret"),
         ((403, "SignatureDoesNotMatch"), errors.Denied, "correct the Secret"),
-        ((403, "RequestTimeTooSkewed"), errors.Denied, "clock differs from the store's"),
+        ((403, "RequestTimeTooSkewed"), errors.Unreachable, "clock differs from the store's"),
         ((403, "AccessDenied"), errors.Denied, "needs to read, write, delete and list"),
         ((404, "NoSuchBucket"), errors.BucketMissing, "create it or correct checkpoint.uri"),
         ((301, "PermanentRedirect"), errors.StoreError, "set AWS_REGION"),

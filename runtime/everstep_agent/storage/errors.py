@@ -161,6 +161,8 @@ def _classify_rest(
 ) -> StoreError:
     said = _said(text, code, status)
     fix = _FIXES.get(code, "")
+    if code == "RequestTimeTooSkewed":  # 403, but it passes once the clock was set
+        return Unreachable(f"{found}: {said}; {fix}")
     if status == 507 or code in _FULL:  # before 403, with which Ceph answers QuotaExceeded
         return NoSpace(f"{found}: {said}; make room, or raise the quota")
     # S3 answers 400 to an expired session token.
