@@ -9,7 +9,13 @@ from agent.given import a_claim
 from agent.unreliable import UnreliableStore
 from everstep_agent.runlog.run_log import READ_AHEAD, RunLog
 from everstep_agent.storage import open_store
-from everstep_agent.storage.errors import AlreadyExists, Denied, NotFound, Unreachable
+from everstep_agent.storage.errors import (
+    AlreadyExists,
+    Denied,
+    NoIdentity,
+    NotFound,
+    Unreachable,
+)
 from everstep_agent.storage.retrying import Patience, Retrying, choose_delay
 from everstep_agent.storage.store import SLOWEST
 from everstep_contract import log
@@ -92,6 +98,20 @@ async def test_a_refusal_is_believed_when_it_stays(bad_day: UnreliableStore) -> 
         await store.put("a", b"y")
     assert len(waits) == 2 + 3
     assert await bad_day.inner.get("a") == b"x"
+
+
+async def test_a_cloud_identity_that_is_not_ready_yet_is_waited_for(
+    bad_day: UnreliableStore,
+) -> None:
+    """On a new node, that of the pod may answer some seconds after the pod has started."""
+    store, waits = retrying(bad_day)
+    bad_day.refusal = NoIdentity
+    bad_day.refusals = 9
+    await store.put("a", b"x")
+    assert 10 < sum(waits) < 30
+    bad_day.refusals = 100
+    with pytest.raises(NoIdentity):
+        await store.put("a", b"y")
 
 
 @given(st.integers(min_value=1, max_value=10_000), st.floats(min_value=0, max_value=0.999))

@@ -18,6 +18,7 @@ class UnreliableStore:
         """How many of the next writes reach the store, but lose their answers."""
         self.lost_requests = 0
         self.refusals = 0
+        self.refusal: type[Denied] = Denied
         self.corrupt: set[str] = set()
         self.stale: list[str] | None = None
         """If set, LIST returns this, whatever the store holds."""
@@ -33,7 +34,7 @@ class UnreliableStore:
         self._reach(verb, key)
         if self.refusals:
             self.refusals -= 1
-            raise Denied(f"{key}: refused")
+            raise self.refusal(f"{key}: refused")
         if self.lost_requests:
             self.lost_requests -= 1
             raise Unreachable(f"{key}: the request was lost")

@@ -34,6 +34,12 @@ class Denied(StoreError):
     kind = "AccessDenied"
 
 
+class NoIdentity(Denied):
+    """There are no keys, and the machine's cloud identity does not answer. On a new node it may take some
+    seconds until it does (GKE's metadata server, EKS's pod identity agent).
+    """
+
+
 class BucketMissing(StoreError):
     kind = "BucketMissing"
 
@@ -140,7 +146,7 @@ def classify_error(error: BaseException, *, doing: str, where: str) -> StoreErro
         )
     if any(host in text for host in _METADATA):
         key = _KEYS.get(where.partition(":")[0], _KEYS["s3"])
-        return Denied(
+        return (Denied if 400 <= status < 500 else NoIdentity)(
             f"{found}: no credentials: {key} is not set and this machine has no cloud"
             " identity; give the container the credentials (envFrom of a Secret) or a serviceAccountName"
             " with access"

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from everstep_agent.storage.errors import Denied, StoreError, Unreachable
+from everstep_agent.storage.errors import Denied, NoIdentity, StoreError, Unreachable
 from everstep_agent.storage.store import SLOWEST, ObjectStore, S
 from everstep_agent.storage.window import Window
 
@@ -21,6 +21,8 @@ DOUBTED = 3
 """A denied request is repeated this many times. MinIO answers 403 to a PUT concurrent with a DELETE
 that empties the folder (measured), and permissions that were just granted take a moment to apply.
 """
+UNREADY = 12
+"""So often if the machine's cloud identity does not answer: for 12 to 24 s with the usual delays."""
 
 READS = 32
 """The most reads at once: those of the run log's entries, which are small (`RunLog`). Readers of chunks
@@ -54,6 +56,10 @@ def choose_delay(tries: int, patience: Patience, chance: float) -> float:
     """Seconds before try number `tries + 1`; `chance` in [0, 1) spreads the callers."""
     ceiling = min(patience.longest_s, patience.first_s * 2.0 ** min(tries - 1, 30))
     return ceiling * (0.5 + chance / 2)
+
+
+def _count_doubts(error: Denied) -> int:
+    return UNREADY if isinstance(error, NoIdentity) else DOUBTED
 
 
 class Retrying:
@@ -145,7 +151,7 @@ class Retrying:
                 return await self._once(call, max(until - clock(), least_s))
             except StoreError as error:
                 delay = choose_delay(tries, self._patience, self._chance())
-                if not (isinstance(error, Denied) and tries <= DOUBTED):
+                if not (isinstance(error, Denied) and tries <= _count_doubts(error)):
                     if not error.transient or clock() + delay >= until:
                         raise
                     self._waiting[this] = error
