@@ -94,7 +94,12 @@ async def test_a_store_that_cannot_be_used_ends_the_job_at_once(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("answer", "cause"),
-    [(errno.ENOSPC, report.Cause.AGENT), (errno.ENOTDIR, report.Cause.CONFIG)],
+    [
+        (errno.ENOSPC, report.Cause.AGENT),
+        (errno.ESTALE, report.Cause.AGENT),
+        (errno.ENOTDIR, report.Cause.CONFIG),
+        (errno.EINVAL, report.Cause.CONFIG),
+    ],
 )
 async def test_a_store_that_may_be_usable_later_ends_only_this_start_of_the_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: int, cause: report.Cause

@@ -51,6 +51,7 @@ CASES = [
     (PermissionError, "Permission denied (os error 13)", errors.Denied, "denied"),
     (GenericError, "Disk quota exceeded (os error 122)", errors.NoSpace, "raise the quota"),
     (GenericError, "Read-only file system (os error 30)", errors.Denied, "mount it writable"),
+    (OSError, "Invalid argument (os error 22)", errors.Unsupported, "use another volume"),
     (GenericError, "no words that we know", errors.Unreachable, "no words"),
 ]
 

@@ -123,6 +123,8 @@ _BUSY = ("SlowDown", "ServerBusy", "TooManyRequests", "RequestLimitExceeded")
 _CUT = ("RequestTimeout", "IncompleteBody")
 """S3 answers these with 400 if the connection was too slow or broke: the request may be repeated."""
 _FULL = ("XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "QuotaExceeded")
+_LACKING = (22, 38, 95)
+"""EINVAL, ENOSYS, EOPNOTSUPP: what some FUSE and network file systems answer to fsync of a folder."""
 _GRANT = "the identity needs to read, write, delete and list below checkpoint.uri"
 
 
@@ -185,6 +187,11 @@ def _classify_rest(
         return NoSpace(f"{found}: no space or no inodes left; make room")
     if "os error 122)" in text:
         return NoSpace(f"{found}: the disk quota is used up; make room, or raise the quota")
+    if any(f"os error {number})" in text for number in _LACKING):
+        return Unsupported(
+            f"{found}: {said}; the file system of this folder lacks an operation that Everstep needs: use"
+            " another volume, or an object store"
+        )
     if (
         "os error 20)" in text
         or "os error 2)" in text
