@@ -2,12 +2,18 @@
 
 import asyncio
 import collections
+import math
 import os
 import sys
+import time
 from collections.abc import Callable
 
 TAIL_LINES = 60
 CHUNK = 65536
+PROGRESS_SECONDS = 1.0
+"""How often the state of a line is shown that a script overwrites, such as a progress bar. Such a line may have no
+end before the job has.
+"""
 
 
 class Tail:
@@ -24,31 +30,59 @@ class Tail:
 
 
 async def copy_lines(fd: int, *, error: bool, prefix: Callable[[], str], tail: Tail | None) -> None:
-    """Runs until the pipe closes. A line longer than 64 KiB is split."""
+    """Runs until the pipe closes."""
     await read_lines(fd, lambda lines: _print(lines, error, prefix(), tail))
 
 
 async def read_lines(fd: int, take: Callable[[list[str]], None]) -> None:
-    """Calls `take` with all complete lines of each chunk, until the pipe closes."""
+    """Calls `take` with all lines of each chunk, until the pipe closes."""
     reader = asyncio.StreamReader()
     pipe = os.fdopen(fd, "rb", 0)
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), pipe
     )
     try:
-        rest = b""
+        lines = Lines()
         while chunk := await reader.read(CHUNK):
-            *lines, rest = (rest + chunk).split(b"\n")
-            if len(rest) > CHUNK:
-                lines, rest = [*lines, rest], b""
-            take(_decode(lines))
-        take(_decode([rest] if rest else []))
+            take(lines.take(chunk))
+        take(lines.finish())
     finally:
         transport.close()
 
 
-def _decode(lines: list[bytes]) -> list[str]:
-    return [line.decode(errors="replace").rstrip("\r") for line in lines]
+class Lines:
+    """Divides output into lines as a terminal shows them: what follows a carriage return overwrites the line. A line
+    longer than 64 KiB is split.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._rest = b""
+        self._shown_at = -math.inf
+
+    def take(self, chunk: bytes) -> list[str]:
+        """The lines that end in this chunk; from time to time also the last state of one that is being overwritten."""
+        *lines, rest = (self._rest + chunk).split(b"\n")
+        found = [_decode(line) for line in lines]
+        overwritten, mark, _ = rest.rstrip(b"\r").rpartition(b"\r")
+        if mark:
+            rest = rest[len(overwritten) + 1 :]
+            state, now = _decode(overwritten), self._clock()
+            if state.strip() and now - self._shown_at >= PROGRESS_SECONDS:
+                self._shown_at = now
+                found.append(state)
+        if len(rest) > CHUNK:
+            found, rest = [*found, _decode(rest)], b""
+        self._rest = rest
+        return found
+
+    def finish(self) -> list[str]:
+        rest, self._rest = self._rest, b""
+        return [_decode(rest)] if rest else []
+
+
+def _decode(line: bytes) -> str:
+    return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
 
 
 def _print(texts: list[str], error: bool, prefix: str, tail: Tail | None) -> None:
