@@ -3,7 +3,8 @@
 A pipe or terminal that nobody reads (a stuck log driver, `less`, Ctrl-S) blocks `write`. An agent that is blocked
 there reports nothing, commits nothing, and counts as lost. So a separate thread writes. Its queue keeps the
 first and the last lines: how the run started and how it ended. The lines between are dropped and counted; the
-count is written in their place once the output is read again.
+count is written in their place once the output is read again. Lines that cannot be written, because the disk is
+full, are counted in the same way.
 """
 
 import contextlib
@@ -45,6 +46,8 @@ class LineWriter(io.TextIOBase):
         self._tail_bytes = 0
         self._missing = 0
         """Lines dropped between head and tail."""
+        self._unwritten = 0
+        """Lines that could not be written since the last one that was."""
         self._ends = False
         self._changed = threading.Condition()
         threading.Thread(target=self._run, name=f"output-{fd}", daemon=True).start()
@@ -97,15 +100,20 @@ class LineWriter(io.TextIOBase):
         self._changed.notify_all()
 
     def _drop(self, data: bytes) -> None:
-        lines = max(1, data.count(b"\n"))
+        lines = _count_lines(data)
         self._tail_bytes -= len(data)
         self._missing += lines
         self.dropped += lines
 
     def _run(self) -> None:
         while data := self._next():
-            with contextlib.suppress(OSError):  # the reader is gone for good
+            try:
+                if self._unwritten:
+                    self._write_all(describe_unwritten(self._unwritten).encode())
+                    self._unwritten = 0
                 self._write_all(data)
+            except OSError:  # the disk is full, or the reader is gone for good
+                self._unwritten += _count_lines(data)
             with self._changed:
                 self._head_bytes -= len(data)
                 self._changed.notify_all()
@@ -137,6 +145,14 @@ class LineWriter(io.TextIOBase):
 
 def describe_gap(lines: int) -> str:
     return f"everstep: dropped {lines:,} lines: nobody read this output\n"
+
+
+def describe_unwritten(lines: int) -> str:
+    return f"everstep: lost {lines:,} lines: this output could not be written, as on a full disk\n"
+
+
+def _count_lines(data: bytes) -> int:
+    return max(1, data.count(b"\n"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
 """The line writer on a real pipe that is read, not read, and read again."""
 
+import errno
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -52,6 +54,27 @@ def test_a_rest_of_a_line_is_written_when_it_is_flushed(pipe: Pipe) -> None:
     pipe.writer.write("50 %")
     pipe.writer.flush()
     assert pipe.read_until("%") == "50 %"
+
+
+def test_lines_that_a_full_disk_refuses_are_counted_in_their_place(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused, write, full = threading.Semaphore(0), os.write, True
+
+    def refuse(fd: int, data: bytes) -> int:
+        if not full or fd != pipe.writer.fileno():
+            return write(fd, data)
+        refused.release()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", refuse)
+    for text in ("one\ntwo\n", "three\n"):
+        pipe.writer.write(text)
+        assert refused.acquire(timeout=30)
+    full = False
+    pipe.writer.write("four\n")
+    lost = "everstep: lost 3 lines: this output could not be written, as on a full disk\n"
+    assert pipe.read_until("four\n") == f"{lost}four\n"
 
 
 def test_a_line_that_is_longer_than_the_limit_is_kept_whole(pipe: Pipe) -> None:
