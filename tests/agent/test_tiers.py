@@ -265,6 +265,28 @@ async def test_a_peer_that_is_gone_says_nothing_and_is_not_asked_twice(pool: Poo
         await gone.list()
 
 
+@pytest.mark.parametrize(
+    ("seconds", "kept"), [(incoming.GIVEN_UP_SECONDS - 1, True), (incoming.GIVEN_UP_SECONDS, False)]
+)
+async def test_what_arrived_of_a_chunk_whose_sender_is_gone_takes_no_memory_for_ever(
+    tmp_path: Path, seconds: float, kept: bool
+) -> None:
+    now, half = [0.0], len(BODY) // 2
+    memory = MemoryTier(tmp_path)
+    await memory.keep("slot-1", [a_save(BODY)], 0)
+    held = incoming.Incoming(memory, clock=lambda: now[0])
+
+    async def send(owner: str, body: bytes, start: int) -> int:
+        call = incoming.PieceCall(owner=owner, chunk=a_chunk(), start=start)
+        answer = await held.take(incoming.pack(call, body))
+        return incoming.codec.loads(incoming.TierAnswer, answer).error
+
+    assert await send("slot-1", BODY[:half], 0) == 0
+    now[0] += seconds
+    assert await send("slot-2", BODY[:half], 0) == 0
+    assert (await send("slot-1", BODY[half:], half) == 0) == kept
+
+
 @pytest.mark.parametrize(("start", "count"), [(-1, 5), (0, 0), (0, -4), (10**9, 5)])
 async def test_a_span_outside_of_the_chunk_is_empty(tmp_path: Path, start: int, count: int) -> None:
     memory = MemoryTier(tmp_path)

@@ -4,7 +4,9 @@ import asyncio
 import errno
 import os
 import shutil
-from collections.abc import Awaitable, Collection
+import time
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from everstep_agent.checkpoint.memory_tier import MemoryTier
@@ -28,7 +30,21 @@ SENDERS = 16
 """How many pods may be in the middle of a chunk. Beyond that, the oldest incomplete chunk is
 dropped, because its pod may be gone.
 """
+GIVEN_UP_SECONDS = 300.0
+"""An incomplete chunk of which no piece has arrived for this long is dropped: its pod is gone, or sends its saves to
+another pod by now.
+"""
 END = b"\n"
+
+
+@dataclass(slots=True)
+class Arriving:
+    """A chunk that another pod is sending."""
+
+    digest: str
+    at: float
+    """When its last piece arrived."""
+    body: bytearray = field(default_factory=bytearray)
 
 
 class LocalTier(Protocol):
@@ -47,11 +63,16 @@ class Incoming:
         disk: another tier of this pod that the others may read.
     """
 
-    def __init__(self, memory: MemoryTier, disk: LocalTier | None = None) -> None:
-        self._memory = memory
+    def __init__(
+        self,
+        memory: MemoryTier,
+        disk: LocalTier | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._memory, self._clock = memory, clock
         self._tiers: list[LocalTier] = [memory, *([disk] if disk is not None else [])]
-        self._parts: dict[str, tuple[str, bytearray]] = {}
-        """Owner → the chunk that it is sending: its digest, and the bytes received so far."""
+        self._arriving: dict[str, Arriving] = {}
+        """By owner."""
 
     async def read(self, raw: bytes) -> bytes:
         """The bytes that a `ChunkCall` asks for; none if the chunk is not held."""
@@ -86,21 +107,28 @@ class Incoming:
         chunk = call.chunk
         if call.start == 0:
             self._check_room(chunk.bytes)
-            self._parts.pop(call.owner, None)
-            self._parts[call.owner] = chunk.digest, bytearray()
-            if len(self._parts) > SENDERS:
-                del self._parts[next(iter(self._parts))]
-        digest, held = self._parts.get(call.owner, ("", bytearray()))
-        if digest != chunk.digest or len(held) != call.start:
+            self._begin(call.owner, chunk.digest)
+        held = self._arriving.get(call.owner)
+        if held is None or held.digest != chunk.digest or len(held.body) != call.start:
             raise OSError(errno.EAGAIN, "a piece is missing: send the chunk from its beginning")
-        held += body
-        if len(held) < chunk.bytes:
+        held.body += body
+        held.at = self._clock()
+        if len(held.body) < chunk.bytes:
             return
-        del self._parts[call.owner]
-        whole = bytes(held)
+        del self._arriving[call.owner]
+        whole = bytes(held.body)
         if problem := await asyncio.to_thread(find_problem, chunk, whole):
             raise OSError(errno.EBADMSG, problem)
         await self._memory.put(chunk, whole)
+
+    def _begin(self, owner: str, digest: str) -> None:
+        now = self._clock()
+        for other in [o for o, a in self._arriving.items() if now - a.at >= GIVEN_UP_SECONDS]:
+            del self._arriving[other]
+        self._arriving.pop(owner, None)
+        self._arriving[owner] = Arriving(digest, now)
+        if len(self._arriving) > SENDERS:
+            del self._arriving[next(iter(self._arriving))]
 
     def _check_room(self, size: int) -> None:
         folder = self._memory.others.folder
