@@ -272,6 +272,34 @@ async def test_a_save_that_takes_too_long_after_ctrl_c_is_given_up_and_reported(
     run.launcher._memory.remove()
 
 
+async def test_a_signal_that_arrives_twice_is_one_request_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`timeout 1h everstep run …` sends one to the process and one to its process group."""
+    monkeypatch.setattr(launcher, "TWICE_SECONDS", 1000.0)
+    run = Run(tmp_path)
+    run.launcher._interrupt()
+    run.launcher._interrupt()
+    assert not run.launcher._is_late(time.monotonic(), None), "it saves first"
+    monkeypatch.setattr(launcher, "TWICE_SECONDS", 0.0)
+    run.launcher._interrupt()
+    assert run.launcher._is_late(time.monotonic(), None)
+    run.launcher._memory.remove()
+
+
+async def test_under_nohup_a_closed_terminal_stops_nothing(tmp_path: Path) -> None:
+    run, loop = Run(tmp_path), asyncio.get_running_loop()
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run.launcher._catch_signals()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        signal.signal(signal.SIGHUP, former)
+        run.launcher._memory.remove()
+
+
 async def test_a_second_run_says_that_it_takes_over_and_the_first_that_it_has_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from everstep_agent import cli
-from everstep_agent.local import memory_folder
+from everstep_agent.local import launcher, memory_folder
 
 STUB = str(Path(__file__).with_name("stub_worker.py"))
 
@@ -102,6 +102,7 @@ async def test_a_second_ctrl_c_ends_the_run_and_is_no_loss(everstep):
     await command.line(r"epoch 1: starts")
     command.process.send_signal(signal.SIGINT)
     await command.line(r"press Ctrl-C again to stop at once")
+    await asyncio.sleep(launcher.TWICE_SECONDS)
     command.process.send_signal(signal.SIGINT)
     assert await command.end() == 130
     assert "stopping at once, without a save" in command.text
@@ -118,6 +119,17 @@ async def test_ctrl_c_saves_and_the_same_command_goes_on(everstep):
     again = await everstep("run", "--workers", "3", STUB)
     await again.line(rf"found the checkpoint of step {step}|resumes from step {step}")
     assert await again.end() == 0
+
+
+async def test_a_closed_terminal_saves_also_if_its_shell_sends_the_signal_again(everstep):
+    command = await everstep("run", "--workers", "1", STUB, STUB_STEP_MS="100", STUB_UNTIL="1000")
+    await command.line(r"epoch 1: starts")
+    command.process.send_signal(signal.SIGHUP)
+    await command.line(r"stopping: saving first")
+    await asyncio.sleep(launcher.TWICE_SECONDS)
+    command.process.send_signal(signal.SIGHUP)
+    assert await command.end() == 130
+    assert re.search(r"the checkpoint of step \d+ is committed; resume", command.text)
 
 
 async def test_a_script_that_raises_ends_with_its_traceback_and_no_second_try(everstep):

@@ -45,6 +45,10 @@ STOP_SECONDS = 60.0
 """Limit for saving after Ctrl-C, or after an agent has ended for good by itself. Then the agents are
 killed, as on a second Ctrl-C.
 """
+TWICE_SECONDS = 0.2
+"""A signal that follows the first one sooner than this is the same request: `timeout`, a shell or `make` sends
+one to the process and one to its process group. Nobody presses Ctrl-C twice that fast.
+"""
 END_SECONDS = 20.0
 """Limit for the other agents to end once the job has ended. Then they are killed."""
 LOST_AGENTS = 10
@@ -75,6 +79,7 @@ class Launcher:
         self._revision = 0
         self._stop = levels.Stop.NONE
         self._interrupts = 0
+        self._interrupted_at = 0.0
         self._stop_at = 0.0
         self._lost = self._interrupted = Interruptions()
         self._restarts = 0
@@ -372,9 +377,19 @@ class Launcher:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._interrupt)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` ignores it
+            loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+
+    def _hang_up(self) -> None:
+        """The terminal was closed: save and stop. Its shell may send the signal again, which is no second Ctrl-C."""
+        if not self._interrupts:
+            self._interrupt()
 
     def _interrupt(self) -> None:
-        self._interrupts += 1
+        now = time.monotonic()
+        if self._interrupts and now - self._interrupted_at < TWICE_SECONDS:
+            return
+        self._interrupts, self._interrupted_at = self._interrupts + 1, now
         if self._interrupts == 1:
             self._say("stopping: saving first; press Ctrl-C again to stop at once")
             self._stop_run()
