@@ -16,7 +16,7 @@ from everstep_agent.local.agent_process import AgentProcess, LocalJob
 from everstep_agent.local.plan import build_plan
 from everstep_agent.peers import http
 from everstep_agent.storage.address import parse_uri
-from everstep_contract import codec, levels, names, report
+from everstep_contract import codec, env, levels, names, report
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -315,6 +315,20 @@ async def test_a_second_run_says_that_it_takes_over_and_the_first_that_it_has_st
     assert "this one has stopped" in first.said[-1]
     os.kill(os.getpid(), signal.SIGINT)
     assert await other == 130
+
+
+def test_the_ranks_share_the_cores_that_the_command_may_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Under `taskset`, or as a part of a larger machine's job, these are not all cores."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 128)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    settings = env.AgentEnv(
+        job="local/r", job_uid="u", slot=0, attempt=0, token="t", pod_ip="", uri="file:///s", run="r", memory="/m"
+    )  # fmt: skip
+    assert agent_process.build_environ({}, settings, workers=4)["OMP_NUM_THREADS"] == "2"
+    given = agent_process.build_environ({"OMP_NUM_THREADS": "5"}, settings, workers=4)
+    assert given["OMP_NUM_THREADS"] == "5"
 
 
 @pytest.mark.parametrize("name", ["exp#1", "what?", "50%20", "a b", "ü"])

@@ -141,8 +141,8 @@ def _build_settings(job: LocalJob, slot: int, attempt: int, memory: Path) -> env
 
 
 def build_environ(environ: dict[str, str], settings: env.AgentEnv, workers: int) -> dict[str, str]:
-    """On one machine the ranks use loopback and share the cores."""
-    cores = max(1, (os.cpu_count() or 1) // max(1, workers))
+    """On one machine the ranks use loopback and share the cores that this process may use."""
+    cores = max(1, len(os.sched_getaffinity(0)) // max(1, workers))
     environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     environ.setdefault("OMP_NUM_THREADS", str(cores))
     return {**environ, **settings.to_env()}
