@@ -141,6 +141,23 @@ async def test_a_script_that_raises_ends_with_its_traceback_and_no_second_try(ev
     assert "Traceback" in command.text
 
 
+async def test_a_script_that_raises_when_a_run_is_resumed_gets_no_second_try_either(
+    everstep, tmp_path: Path
+):
+    first = await everstep("run", "--workers", "1", "--run", "r", STUB, STUB_UNTIL="5")
+    assert await first.end() == 0
+    script, flag = tmp_path / "edited.py", tmp_path / "flag"
+    script.write_text(
+        f"import os, time\nwhile not os.path.exists({str(flag)!r}):\n    time.sleep(0.01)\nimport no_such_module\n"
+    )
+    again = await everstep("run", "--workers", "1", "--run", "r", "--verbose", str(script))
+    await again.line(r"event=round_waits")  # by now the agent knows the checkpoint
+    flag.touch()
+    assert await again.end() == 1
+    assert "ScriptError: the script exited with status 1: ModuleNotFoundError" in again.text
+    assert again.text.count("event=worker_spawned") == 1
+
+
 async def test_a_script_that_is_not_there_is_named(everstep):
     command = await everstep("run", "nowhere.py")
     assert await command.end() == 2

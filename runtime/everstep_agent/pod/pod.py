@@ -466,7 +466,11 @@ class Pod:
 
     @property
     def _trained(self) -> bool:
-        return self._newest is not None and self._newest.seen.step > 0
+        """Whether this job has applied a step, so its script and template work. A former job may have trained the same
+        run with another script.
+        """
+        seen = self._newest.seen if self._newest is not None else levels.Seen()
+        return seen.epoch > 0 and seen.step > 0
 
     def _death(self, worker: Worker) -> None:
         now = time.monotonic()
