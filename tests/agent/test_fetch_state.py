@@ -61,7 +61,7 @@ def test_only_a_full_folder_is_called_full() -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     told = fetch_state.describe_unwritten(full, "the checkpoint of step 2", Path("/dev/shm"))
     assert told.kind == "NoRoom"
-    assert "stagingMemory" in told.message
+    assert "stagingMemory, or without a cluster make room there" in told.message
     broken = OSError(errno.EIO, os.strerror(errno.EIO))
     told = fetch_state.describe_unwritten(broken, "the checkpoint of step 2", Path("/dev/shm"))
     assert told.kind == "NotWritten"

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from agent.test_run import STUB, pid_of_agent
-from everstep_agent.local import agent_process, launcher, whom_to_ask
+from everstep_agent.local import agent_process, launcher, memory_folder, whom_to_ask
 from everstep_agent.local.agent_process import AgentProcess, LocalJob
 from everstep_agent.local.plan import build_plan
 from everstep_agent.peers import http
@@ -270,6 +270,18 @@ async def test_a_save_that_takes_too_long_after_ctrl_c_is_given_up_and_reported(
     (said,) = [line for line in run.said if "not saved within 0 s" in line]
     assert said.endswith("stopping without it; no step was taken yet")
     run.launcher._memory.remove()
+
+
+def test_a_machine_without_room_for_a_folder_is_told_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Run(tmp_path).launcher
+    made._memory.remove()
+    monkeypatch.setattr(memory_folder, "find_parent", lambda: tmp_path / "gone")
+    assert launcher.launch(made._plan) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("everstep: cannot create a folder in memory for the run: ")
+    assert str(tmp_path / "gone") in said
 
 
 async def test_a_signal_that_arrives_twice_is_one_request_to_stop(

@@ -64,7 +64,12 @@ original.
 
 
 def launch(plan: Plan) -> int:
-    return asyncio.run(Launcher(plan).run())
+    try:
+        launcher = Launcher(plan)
+    except OSError as error:
+        print(f"everstep: cannot create a folder in memory for the run: {error}", file=sys.stderr)
+        return 2
+    return asyncio.run(launcher.run())
 
 
 class Launcher:

@@ -22,7 +22,9 @@ from everstep_contract.places import Place
 
 RETRY_SECONDS = 1.0
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM})
-MORE_ROOM = "raise spec.checkpoint.stagingMemory if this persists"
+MORE_ROOM = (
+    "if this persists, raise spec.checkpoint.stagingMemory, or without a cluster make room there"
+)
 OTHER_NODE = "Everstep tries again; if this persists, cordon the node and delete the pod, so that it starts elsewhere"
 
 T = TypeVar("T")
