@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -269,6 +270,21 @@ async def test_a_save_that_takes_too_long_after_ctrl_c_is_given_up_and_reported(
     run.launcher._end_without_save()
     (said,) = [line for line in run.said if "not saved within 0 s" in line]
     assert said.endswith("stopping without it; no step was taken yet")
+    run.launcher._memory.remove()
+
+
+@pytest.mark.parametrize("error", [False, True])
+def test_a_flood_of_lines_is_passed_on_in_one_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: bool
+) -> None:
+    """Line by line, the launcher was slower than a single worker that prints, and its agents dropped lines."""
+    pieces: list[str] = []
+    stream = SimpleNamespace(write=pieces.append, flush=lambda: None)
+    run = Run(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr" if error else "stdout", stream)
+        run.launcher._show(["one", "everstep event=uploaded step=1", "", "two"], error)
+    assert pieces == ["one\n\ntwo\n" if error else "one\neverstep event=uploaded step=1\n\ntwo\n"]
     run.launcher._memory.remove()
 
 

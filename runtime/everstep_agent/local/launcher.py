@@ -376,7 +376,9 @@ class Launcher:
             elif known is None or self._plan.verbose:
                 plain.append(line)
         if plain:
-            print(*plain, sep="\n", file=sys.stderr if error else sys.stdout, flush=True)
+            stream = sys.stderr if error else sys.stdout
+            stream.write("".join(f"{line}\n" for line in plain))
+            stream.flush()
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
