@@ -190,6 +190,7 @@ class Agent:
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.leave)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # `cli.py` has blocked it
         loop.add_signal_handler(signal.SIGINT, self.leave)
         loop.add_signal_handler(signal.SIGCHLD, lambda: spawn.reap_orphans(self.pod.workers.pids))
 

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -79,6 +80,8 @@ def run(argv: Sequence[str]) -> int:
 
 def _run(arguments: argparse.Namespace, args: list[str]) -> int:
     if env.in_cluster(os.environ):
+        # A container's first process ignores SIGTERM until it has a handler. A blocked signal waits for the agent's.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         with line_writer.unblocked() as output:
             return _run_agent(arguments, args, output)
     if not os.path.isfile(arguments.script):

@@ -3,14 +3,16 @@
 import asyncio
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 from agent.containers import Containers
+from agent.gang import STUB
 from everstep_agent import storage
 from everstep_agent.tools import verify
-from everstep_contract import report
+from everstep_contract import env, report
 
 pytestmark = pytest.mark.timeout(300)
 SIGKILLED = -signal.SIGKILL
@@ -64,3 +66,38 @@ async def test_what_is_killed_ends_with_all_it_started_and_goes_on_in_its_next_l
         run = await verify.verify_run(storage.open_store(gang.store, "ns/job", {}))
         assert run.ok, run.problems
         assert [e.step for e in run.entries] == list(range(1, 61))
+
+
+TOLD_AT_ONCE = """
+import os, signal
+from everstep_agent import agent, cli
+
+build = agent.build_spawner
+
+def build_late(*given):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return build(*given)
+
+agent.build_spawner = build_late
+cli.main()
+"""
+
+
+async def test_a_pod_that_is_deleted_while_its_agent_starts_leaves_at_once(tmp_path: Path) -> None:
+    settings = env.AgentEnv(
+        job="ns/job", job_uid="uid-1", slot=0, attempt=0, token="t", pod_ip="127.0.0.1", port=0,
+        uri=f"file://{tmp_path}/store", run="ns/job", memory=str(tmp_path / "memory"),
+        termination_log=str(tmp_path / "termination"),
+    )  # fmt: skip
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", TOLD_AT_ONCE, "run", STUB,
+        env={**os.environ, **settings.to_env()}, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+    found = report.decode((tmp_path / "termination").read_bytes())
+    assert found is not None
+    assert found.cause is report.Cause.LEFT
