@@ -49,6 +49,10 @@ STUCK_SECONDS = 60.0
 agent ends, too. The kubelet shows the exit report of a container only after its end, so until then
 the operator learns this from the agent.
 """
+CUT_OFF_SECONDS = 30.0
+"""How long an agent whose workers have ended tries to reach the coordinator that the others follow. Its end is the
+proof that they need to continue without it.
+"""
 MARGIN_SECONDS = 3.0
 """Part of the grace period that is reserved for the shutdown itself."""
 
@@ -274,7 +278,7 @@ class Agent:
             if now - self._failed_at > FAILURE_SECONDS:
                 return exit_report.from_failure(deaths.failure)
         if self._leave_by is None:
-            return None
+            return self._find_cut_off()
         left = exit_report.decide_left(state.published, me.slot, me.attempt)
         alone = not self._state.following and state.coordinator is None
         if left is None and alone and self.pod.workers.group_over():
@@ -282,6 +286,11 @@ class Agent:
         if left is None and now > self._leave_by:
             return exit_report.left_late(self.pod.list_copied())
         return left
+
+    def _find_cut_off(self) -> report.ExitReport | None:
+        unreached = self._state.find_unreached(self.me.address, CUT_OFF_SECONDS)
+        over = bool(unreached) and self.pod.workers.group_over()
+        return exit_report.cut_off(unreached) if over else None
 
     def _stuck(self, now: float, *, ends: bool) -> report.ExitReport | None:
         """Return the exit report if a process survives SIGKILL and the agent must end now;

@@ -29,6 +29,10 @@ class AgentState:
     """No agent takes the role before this time, because a coordinator has failed."""
     following: Holder | None = None
     """The coordinator that this agent follows; None: there is none, or it is this agent."""
+    unreached: tuple[str, float] | None = None
+    """The address of the coordinator that other agents follow and that this one cannot reach, and since when it has
+    been so; None: there is no such coordinator.
+    """
 
     @property
     def holder(self) -> Holder | None:
@@ -40,6 +44,20 @@ class AgentState:
     @property
     def informed(self) -> bool:
         return self.wanted_at > 0 or self.published is not None
+
+    def note_unreached(self, address: str) -> None:
+        """`address`: as in `unreached`; empty: there is none."""
+        since = self.unreached[1] if self.unreached is not None else time.monotonic()
+        self.unreached = (address, since) if address else None
+
+    def find_unreached(self, me: str, seconds: float) -> str:
+        """The coordinator that this agent has not reached for so long. Empty: there is none, or other agents follow
+        this one.
+        """
+        if self.unreached is None or time.monotonic() - self.unreached[1] < seconds:
+            return ""
+        heard = self.coordinator.term.recent() if self.coordinator is not None else []
+        return "" if any(r.address != me for r in heard) else self.unreached[0]
 
     def take_wanted(self, found: levels.Wanted) -> bool:
         """Store the operator's document, unless it is outdated. Return whether it was stored."""

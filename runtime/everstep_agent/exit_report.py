@@ -60,6 +60,14 @@ def decide_fenced(
     )
 
 
+def cut_off(coordinator: str) -> report.ExitReport:
+    text = (
+        f"this pod cannot reach the coordinator at {coordinator}, which other pods follow: check the network between "
+        "the two nodes. None of its workers trains any more, and it ends so that the others can continue without it"
+    )
+    return report.ExitReport(cause=report.Cause.AGENT, message=text)
+
+
 def left_alone() -> report.ExitReport:
     text = "left; nothing was trained here, and there is no coordinator any more"
     return report.ExitReport(cause=report.Cause.LEFT, message=text)

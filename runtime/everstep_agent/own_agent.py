@@ -77,6 +77,12 @@ class OwnAgent:
 
     def follow(self, holder: Holder | None) -> None:
         self._state.following = holder
+        if holder is not None:
+            self._state.note_unreached("")
+
+    def note_unreached(self, address: str) -> None:
+        """As in `AgentState`."""
+        self._state.note_unreached(address)
 
     def peers(self) -> dict[str, levels.SlotAttempt]:
         return self._state.peers()

@@ -23,6 +23,7 @@ DIALER: contextvars.ContextVar[list[str]] = contextvars.ContextVar("dialer")
 class Network:
     def __init__(self) -> None:
         self.halves: tuple[frozenset[str], ...] = ()
+        self.pair: frozenset[str] = frozenset()
         self._mended = asyncio.Event()
         self._mended.set()
         self._listeners: dict[tuple[str, str], int] = {}
@@ -33,11 +34,18 @@ class Network:
         self.halves = tuple(frozenset(h) for h in halves)
         self._mended.clear()
 
+    def cut_link(self, one: str, other: str) -> None:
+        """Cut the link between two addresses, which both still reach all others."""
+        self.pair = frozenset((one, other))
+        self._mended.clear()
+
     def mend(self) -> None:
-        self.halves = ()
+        self.halves, self.pair = (), frozenset()
         self._mended.set()
 
     def is_up(self, one: str, other: str) -> bool:
+        if {one, other} == self.pair:
+            return False
         return all((one in half) == (other in half) for half in self.halves)
 
     def through(self, dialer: str, address: str) -> str:

@@ -4,6 +4,7 @@ from everstep_agent.peers.following import (
     Answer,
     choose_coordinator,
     choose_witness,
+    find_unreached,
 )
 from everstep_agent.peers.messages import Who
 
@@ -76,3 +77,19 @@ def test_a_newcomer_hears_of_the_newest_epoch_from_who_was_in_it():
     assert witness(0, 0, 3, 2) == "host-1"
     assert witness(3, 0, 3, 2) is None
     assert witness(0) is None
+
+
+def unreached(*others):
+    return find_unreached(
+        "host-2",
+        [Answer(slot=w.slot, attempt=0, address=f"host-{w.slot}", who=w) for w in others]
+        + [Answer(slot=9, attempt=0, address="host-9", who=None)],
+    )
+
+
+def test_a_coordinator_that_others_follow_and_that_does_not_answer_is_named():
+    assert unreached(who(1, coordinator="host-9")) == "host-9"
+    assert unreached(who(0, acting=True), who(1, coordinator="host-0")) == "", "it answers"
+    assert unreached(who(1, coordinator="host-2")) == "", "they follow this agent"
+    assert unreached(who(1)) == ""
+    assert unreached() == ""

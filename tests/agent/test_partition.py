@@ -59,6 +59,32 @@ async def test_of_two_halves_that_reach_the_store_one_goes_on_and_the_other_is_f
 
 
 @pytest.mark.long
+async def test_a_member_that_reaches_all_but_the_coordinator_ends_so_that_the_others_go_on(
+    tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node is healthy, so the operator does not give it up, and nobody else can prove that its workers ended."""
+    monkeypatch.setattr("everstep_agent.agent.CUT_OFF_SECONDS", 1.0)
+    monkeypatch.setattr("everstep_agent.peers.following.DOUBT_SECONDS", 1.0)
+    gang = SplitGang(tmp_path, 3, gang_seconds=1.0)
+    gang.stub |= {"STUB_STEP_MS": "80", "STUB_UNTIL": "60"}
+    async with gang:
+        gang.want(min_workers=2)
+        await gang.until(lambda s: s.step >= 3)
+        assert gang.seen.coordinator is not None
+        lead = gang.agents[gang.seen.coordinator.slot]
+        network.cut_link(lead.me.address, gang.agents[2].me.address)
+        end = await asyncio.wait_for(gang.tasks.pop(2), 120)
+        assert end.cause is report.Cause.AGENT
+        assert f"cannot reach the coordinator at {lead.me.address}" in end.message
+        gang.want(dead=(levels.DeadAgent(slot=2, attempt=0, incarnation=1),))
+        seen = await gang.until(lambda s: s.epoch > 1 and s.running)
+        assert {m.slot for m in seen.members} == {0, 1}
+        assert sum(i.steps_lost for i in gang.seen.incidents) == 0
+        await gang.reports()
+        await assert_exact(gang, 60)
+
+
+@pytest.mark.long
 async def test_a_member_that_was_away_comes_back_with_what_it_alone_holds(
     tmp_path: Path, network: Network
 ) -> None:

@@ -18,6 +18,7 @@ from everstep_agent.peers.following import (
     Holder,
     choose_coordinator,
     choose_witness,
+    find_unreached,
 )
 from everstep_agent.peers.messages import Accepted, After, Levels, Who
 from everstep_contract import levels
@@ -70,6 +71,7 @@ class Here(Protocol):
     def report(self) -> AgentReport: ...
     def hear(self, published: Levels) -> None: ...
     def follow(self, holder: Holder | None) -> None: ...
+    def note_unreached(self, address: str) -> None: ...
 
 
 Act = Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]
@@ -148,6 +150,7 @@ class Follower:
         self._here.lost &= peers.keys()
         limit = URGENT_WHO_SECONDS if self._here.waits_long else WHO_SECONDS
         found = await asyncio.gather(*(self._ask(a, s, limit) for a, s in peers.items()))
+        self._here.note_unreached(find_unreached(self._here.me.address, found))
         return {answer.address: answer for answer in found}
 
     async def _ask(self, address: str, place: levels.SlotAttempt, limit: float) -> Answer:

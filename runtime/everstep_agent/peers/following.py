@@ -6,7 +6,7 @@ position), and among these the lowest slot comes first. Each waits a little for 
 that normally only one takes the role.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from everstep_agent.peers.messages import Who
@@ -77,6 +77,13 @@ def choose_witness(answers: Mapping[str, Answer], *, known: int) -> str | None:
     """Address of a peer that was in a newer epoch than `known`; None if there is none."""
     newer = [(x.who.epoch, a) for a, x in answers.items() if x.who and x.who.epoch > known]
     return max(newer)[1] if newer else None
+
+
+def find_unreached(address: str, answers: Iterable[Answer]) -> str:
+    """The address of a coordinator that another agent follows and that did not answer; empty: there is none."""
+    living = {x.address: x.who for x in answers if x.who is not None}
+    followed = {w.coordinator for w in living.values()} - {"", address, *living}
+    return min(followed, default="")
 
 
 def _precedes(other: Who, me: Who) -> bool:
