@@ -31,7 +31,13 @@ class Source:
     def fetch(self, request: Request) -> Any:
         """Return the collated samples. Sets all random states."""
         randomness.seed_all("fetch", *request.seed)
-        return self.read(request.ids)
+        try:
+            return self.read(request.ids)
+        except StopIteration as error:  # the loop over step.batches would seem to have ended
+            raise RuntimeError(
+                f"job.batches: {type(self.dataset).__name__} or collate raised StopIteration, probably in a next() "
+                "whose iterator had ended. Let __getitem__ return the sample of every index below __len__"
+            ) from error
 
     def read(self, ids: Sequence[int]) -> Any:
         many = getattr(self.dataset, "__getitems__", None)

@@ -175,6 +175,24 @@ def test_a_batch_that_cannot_be_read_may_be_skipped(trial: Trial) -> None:
     assert [bool(weight) for weight in entry.weights] == [True, False, True]
 
 
+class RunsOut(Torn):
+    """Reads its samples from an iterator, which has fewer than its length says."""
+
+    def __init__(self) -> None:
+        self._samples = iter([(torch.ones(3), torch.zeros(1))] * 3)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return next(self._samples)
+
+
+def test_a_dataset_that_raises_stop_iteration_does_not_end_the_loop(trial: Trial) -> None:
+    data = trial.job.batches(RunsOut(), global_batch=6, micro_batch=2, name="runs out")
+    with pytest.raises(RuntimeError, match="RunsOut or collate raised StopIteration"):
+        for step in trial.job.steps(until=3):
+            for batch in step.batches(data):
+                step.backward(trial.loss(batch))
+
+
 def test_a_script_may_change_its_loss_after_step_backward(trial: Trial) -> None:
     losses = []
     step = first_step(trial)
