@@ -47,6 +47,8 @@ class Stream:
                 "again with each iter()"
             )
         self._next = 0
+        self._raised = False
+        """The iterable has raised an exception and yielded nothing since."""
         self._kept: deque[Any] = deque(maxlen=keep)
         """The samples at the places before `_next`."""
 
@@ -87,8 +89,17 @@ class Stream:
         self._next = 0
 
     def _read(self) -> Any:
-        for sample in self._samples:
-            return sample
+        try:
+            for sample in self._samples:
+                self._raised = False
+                return sample
+        except Exception:
+            self._raised = True
+            raise
+        if self._raised:  # it ended with its exception, as a generator does: the pass is not over
+            self._raised = False
+            self._go_to_start()
+            return self._read()
         self._begin(self._pass + 1)
         for sample in self._samples:
             return sample

@@ -179,6 +179,54 @@ def test_a_stream_is_resumed_by_skipping_what_was_read_and_can_be_read_again() -
     assert resumed.source.read(resumed.ids(0, 1)) == [102, 103]
 
 
+class Unsteady(IterableDataset[int]):
+    """The read of its third sample fails once, as when a connection breaks. Then its generator has ended."""
+
+    def __init__(self) -> None:
+        self.failures = 1
+
+    def __iter__(self) -> Iterator[int]:
+        for sample in range(100, 110):
+            if sample == 102 and self.failures:
+                self.failures -= 1
+                raise ConnectionError("the connection is lost")
+            yield sample
+
+
+def test_a_stream_that_has_failed_serves_the_same_samples_again() -> None:
+    """A script may catch the exception and skip the batch."""
+    stream = a_stream(Unsteady())
+    with pytest.raises(ConnectionError):
+        stream.source.read(stream.ids(0, 1))
+    assert stream.source.read(stream.ids(4, 0)) == [104, 105]
+
+
+class SkipsDamaged:
+    """An iterator that goes on after an exception. Its sample 2 is damaged."""
+
+    def __init__(self) -> None:
+        self._numbers = iter(range(10))
+
+    def __iter__(self) -> "SkipsDamaged":
+        return self
+
+    def __next__(self) -> int:
+        if (number := next(self._numbers)) == 2:
+            raise ValueError("sample 2 is damaged")
+        return number
+
+
+def test_an_iterator_that_goes_on_after_an_exception_is_not_read_again() -> None:
+    class Damaged(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return SkipsDamaged()
+
+    stream = a_stream(Damaged())
+    with pytest.raises(ValueError, match="damaged"):
+        stream.source.read(stream.ids(0, 1))
+    assert stream.source.read(stream.ids(0, 1)) == [3, 4]
+
+
 class Shuffled(IterableDataset[int]):
     """Eight samples, in another order in each pass."""
 
