@@ -6,7 +6,7 @@ an iterable dataset, each of its batches would count as one sample.
 
 from typing import Any
 
-from torch.utils.data import DataLoader, SequentialSampler, default_collate
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, default_collate
 
 from everstep.errors import Misuse
 
@@ -42,7 +42,7 @@ def build_line(loader: DataLoader[Any]) -> str:
         arguments.append("shuffle=False")
     if loader.collate_fn is not default_collate:
         arguments.append("collate=loader.collate_fn")
-    if loader.num_workers:
+    if loader.num_workers and not isinstance(loader.dataset, IterableDataset):
         arguments.append(f"workers={loader.num_workers}")
     return f"job.batches(loader.dataset, {', '.join(arguments)})"
 

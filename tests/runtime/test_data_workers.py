@@ -387,7 +387,10 @@ LOADERS = {
         DataLoader(SAMPLES, batch_sampler=[[0, 1], [2]]),
         r"The order of its list is not kept",
     ),
-    "iterable": (DataLoader(Endless(), batch_size=3), r"loader\.dataset, .*micro_batch=3\)$"),
+    "iterable": (
+        DataLoader(Endless(), batch_size=3, num_workers=2),
+        r"loader\.dataset, .*micro_batch=3\)$",
+    ),
 }
 
 
