@@ -172,7 +172,9 @@ def _list_buffers(tracked: Tracked) -> list[BufferRef]:
     for name, module in tracked.of_kind("module"):
         for path, owner in module.named_modules(remove_duplicate=False):
             for key, buffer in owner._buffers.items():
-                if buffer is not None and key not in owner._non_persistent_buffers_set:
+                if buffer is None or torch.nn.parameter.is_lazy(buffer):
+                    continue
+                if key not in owner._non_persistent_buffers_set:
                     place = ".".join(part for part in (path, key) if part)
                     new = BufferRef(name=f"{name}.{place}", owner=owner, key=key)
                     found.setdefault(id(buffer), new).places.append((name, place))

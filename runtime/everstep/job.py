@@ -193,6 +193,7 @@ class Job:
             raise Misuse(
                 "job.steps: nothing is tracked; call job.track(model=…, optimizer=…) first"
             )
+        self._evaluations.end_all()  # those that the script has begun before and not ended
         session.settle(until)
         if session.start.join:
             joining.take_state(session)
@@ -268,7 +269,7 @@ class Job:
         with self._asides.begin(Where.EVALUATE, "evaluate") as own:
             share = self._session.membership.plan_evaluation(micro_batches)
             try:
-                with self._evaluations.begin(self._session.buffers):
+                with self._evaluations.begin(self._session.list_buffers()):
                     for request in data.evaluation(share):
                         self._park_if_broken()
                         with self._session.meter.fetching():

@@ -140,6 +140,10 @@ class Session:
                 self._device_mesh = forming.build_mesh_of_one(self.membership.rank)
         return self._device_mesh
 
+    def list_buffers(self) -> Buffers:
+        """List the buffers of what is tracked now."""
+        return self.buffers if self.settled else Buffers(self.tracked)
+
     def track(self, objects: dict[str, Any]) -> None:
         """Register objects, and load them from the checkpoint. Raises `Misuse`, `StateError`."""
         for name, thing in objects.items():

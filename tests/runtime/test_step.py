@@ -607,6 +607,27 @@ def test_an_evaluation_in_train_mode_leaves_the_buffers_as_they_were(trial: Tria
     assert "model.eval()" in note
 
 
+def test_so_does_an_evaluation_before_the_steps(trial: Trial) -> None:
+    norm, later = torch.nn.BatchNorm1d(3), torch.nn.LazyBatchNorm1d()
+    trial.job.track(norm=norm, later=later)
+    for inputs, _ in trial.job.evaluate(trial.data):
+        later(norm(inputs))
+    assert norm.running_mean is not None
+    assert not norm.running_mean.any()
+
+
+def test_an_evaluation_that_began_before_the_steps_ends_where_they_begin(trial: Trial) -> None:
+    before = torch.get_rng_state()
+    abandoned = trial.job.evaluate(trial.data)
+    next(abandoned)
+    for step in trial.job.steps(until=1):
+        assert torch.is_grad_enabled()
+        assert torch.equal(torch.get_rng_state(), before)
+        trial.take(step)
+    abandoned.close()
+    assert torch.is_grad_enabled()
+
+
 def test_an_evaluation_that_the_script_does_not_end_ends_with_its_step(trial: Trial) -> None:
     for step in trial.job.steps(until=2):
         assert torch.is_grad_enabled()
