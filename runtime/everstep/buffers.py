@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from everstep.errors import Misuse
-from everstep.sharded import is_whole, local_of
+from everstep.sharded import is_whole, local_of, version_of
 from everstep.tracked import Tracked
 from everstep.vector import Numbers
 
@@ -22,6 +22,10 @@ SMALL_BYTES = 2**20
 TOTAL_BYTES = 2**24
 _WORD = 4
 """Bytes in a number of the vector: a float64 holds every whole number below 2**53 exactly."""
+
+
+Mark = tuple[int, int]
+"""Which tensor a buffer is, and its version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +108,17 @@ class Buffers:
             ref.owner._buffers[ref.key] = tensor
         self._set(held.bits)
 
+    def mark_large(self) -> list[Mark]:
+        """Mark the large buffers as they are now."""
+        return [_mark(ref.tensor) for ref in self.large]
+
+    def find_changed_large(self, marks: Sequence[Mark]) -> str:
+        """Name and size of a large buffer that was changed or replaced since; empty: none was."""
+        for ref, mark in zip(self.large, marks, strict=True):
+            if _mark(ref.tensor) != mark:
+                return f"{ref.name} ({_size(ref.tensor) / 2**20:.1f} MiB)"
+        return ""
+
     def find_changed(self, held: Held) -> str:
         """Name of a buffer that holds other bits than when `held` was taken; empty: none does."""
         now = self.hold()
@@ -161,6 +176,10 @@ def _list_places(refs: Sequence[BufferRef]) -> Iterator[tuple[str, str, torch.Te
     for ref in refs:
         tensor = ref.tensor
         yield from ((owner, key, tensor) for owner, key in ref.places)
+
+
+def _mark(tensor: torch.Tensor) -> Mark:
+    return id(tensor), -1 if tensor.is_inference() else version_of(tensor)
 
 
 def _size(tensor: torch.Tensor) -> int:

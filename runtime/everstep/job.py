@@ -261,7 +261,8 @@ class Job:
 
         Raises:
             Misuse: `data` is not a feed, or can only be iterated; or a further batch is taken in a
-                later step.
+                later step. At the end of the step: forward has changed a buffer that is too large
+                to be put back.
         """
         if not isinstance(data, Batches):
             raise Misuse(f"job.evaluate({type(data).__name__}): it takes what job.batches returned")

@@ -30,7 +30,7 @@ class StepStart:
         self._tracked, self._buffers = tracked, buffers
         self._random = randomness.capture()
         self._small, self._settings = buffers.hold(), SmallState(tracked)
-        self._large = [(id(ref.tensor), version_of(ref.tensor)) for ref in buffers.large]
+        self._large = buffers.mark_large()
         self._versions = list_versions(tracked)
         self._others = _list_other_versions(tracked)
         self._objects = tracked.tensors_of_large_objects()
@@ -87,15 +87,12 @@ class StepStart:
 
     def check_large(self) -> None:
         """Raises `Misuse` if forward changed a buffer that is too large to be restored."""
-        for ref, mark in zip(self._buffers.large, self._large, strict=True):
-            if (id(ref.tensor), version_of(ref.tensor)) != mark:
-                size = ref.tensor.numel() * ref.tensor.element_size()
-                raise Misuse(
-                    f"forward changes the buffer {ref.name} ({size / 2**20:.1f} MiB); buffers "
-                    f"that change may have at most {SMALL_BYTES >> 20} MiB each and "
-                    f"{TOTAL_BYTES >> 20} MiB together. Register it with persistent=False if a "
-                    "checkpoint need not hold it"
-                )
+        if changed := self._buffers.find_changed_large(self._large):
+            raise Misuse(
+                f"forward changes the buffer {changed}; buffers that change may have at most {SMALL_BYTES >> 20} MiB "
+                f"each and {TOTAL_BYTES >> 20} MiB together. Register it with persistent=False if a checkpoint need "
+                "not hold it"
+            )
 
 
 def show_fused_steps(tracked: Tracked) -> None:

@@ -372,16 +372,37 @@ def test_steps_twice(trial: Trial) -> None:
         first_step(trial)
 
 
+class Counts(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(2**19))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        return x
+
+
+@pytest.mark.parametrize("within", ["the steps", "the start-up"])
+def test_a_large_buffer_that_forward_changes_in_an_evaluation(trial: Trial, within: str) -> None:
+    """Such as the cache of a model that generates text. The script takes only the first batch."""
+    counts = Counts()
+    trial.job.track(counts=counts)
+
+    def evaluate() -> None:
+        for inputs, _ in trial.job.evaluate(trial.data):
+            counts(inputs)
+            break
+
+    if within == "the start-up":
+        evaluate()
+    told = r"evaluate: forward changed the buffer counts\.seen \(2\.0 MiB\).*persistent=False"
+    with pytest.raises(Misuse, match=told):
+        for step in trial.job.steps(until=3):
+            trial.take(step)
+            evaluate()
+
+
 def test_a_large_buffer_that_forward_changes(trial: Trial) -> None:
-    class Counts(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("seen", torch.zeros(2**19))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.seen += 1
-            return x
-
     counts = Counts()
     trial.job.track(counts=counts)
     step = first_step(trial)
