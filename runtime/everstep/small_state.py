@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from everstep.tracked import Tracked
 
 
@@ -20,13 +22,22 @@ class SmallState:
             for _, optimizer in tracked.of_kind("optimizer")
             for group in optimizer.param_groups
         ]
+        self._tensors = [
+            (value, value.detach().clone())
+            for _, settings in self._groups
+            for value in settings.values()
+            if isinstance(value, torch.Tensor)
+        ]
         self._objects = [(o, copy.deepcopy(own)) for o, own in tracked.small_states()]
 
     def put_back(self) -> None:
         for group, settings in self._groups:
             for name in group.keys() - settings.keys() - {"params"}:
                 del group[name]
-            group.update(copy.deepcopy(settings))
+            group.update({k: _copy(v) for k, v in settings.items()})
+        with torch.no_grad():
+            for tensor, value in self._tensors:
+                tensor.copy_(value)
         for thing, state in self._objects:
             thing.load_state_dict(copy.deepcopy(state))
 
@@ -45,9 +56,10 @@ class SmallState:
 
 def _copy(value: Any) -> Any:
     """Copy a setting. Most are plain numbers, and `deepcopy` takes as long
-    for one as for a small dict.
+    for one as for a small dict. A tensor stays the same one: the script may hold it, to set it.
     """
-    return value if type(value) in _PLAIN else copy.deepcopy(value)
+    kept = type(value) in _PLAIN or isinstance(value, torch.Tensor)
+    return value if kept else copy.deepcopy(value)
 
 
 _PLAIN = frozenset({type(None), bool, int, float, str})

@@ -1019,6 +1019,27 @@ def test_a_schedule_that_steps_before_the_loop_is_put_back(trial: Trial, loops: 
         assert trial.optimizer.param_groups[0]["weight_decay"] == pytest.approx(0.2)
 
 
+def test_a_learning_rate_in_a_tensor_of_the_script_is_put_back_and_stays_that_tensor(
+    a_trial: Callable[..., Trial],
+) -> None:
+    """With several loops in a step, the state before the step is put back for a moment."""
+    trial, rate = a_trial(), torch.tensor(0.5)
+    trial.optimizer = torch.optim.SGD(trial.model.parameters(), lr=rate)
+    trial.track()
+    (group,) = trial.optimizer.param_groups
+    with pytest.raises(Ended, match="parked"):
+        for step in trial.job.steps(until=5):
+            rate.fill_(0.1 / step.number)
+            for number in range(2):
+                if step.number == 4 and number == 1:
+                    a_cut(trial)
+                trial.take(step)
+                assert group["lr"] is rate
+                assert float(rate) == pytest.approx(0.1 / step.number)
+    (parked,) = trial.agent.of(wire.Parked)
+    assert (parked.step, parked.sound) == (3, True)
+
+
 def test_a_cut_in_evaluate_parks_at_the_step_that_it_marked(trial: Trial) -> None:
     with pytest.raises(Ended, match="parked"):
         for step in trial.job.steps(until=5):
