@@ -95,8 +95,10 @@ class StepStart:
             )
 
 
-def show_fused_steps(tracked: Tracked) -> None:
-    """Have the steps of fused optimizers raise the versions of the parameters. Their kernels do not."""
+def show_steps(tracked: Tracked) -> None:
+    """Have the steps of all optimizers raise the versions of the parameters. Fused kernels do not raise
+    them, nor do optimizers of other libraries that write through `.data` or with kernels of their own.
+    """
     for _, optimizer in tracked.of_kind("optimizer"):
         optimizer.register_step_post_hook(_raise_versions)
 
@@ -104,9 +106,10 @@ def show_fused_steps(tracked: Tracked) -> None:
 def _raise_versions(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if torch.compiler.is_compiling():
         return
-    fused = [group["params"] for group in optimizer.param_groups if group.get("fused")]
+    of_torch = type(optimizer).__module__.startswith("torch.optim.")
+    unseen = [g["params"] for g in optimizer.param_groups if g.get("fused") or not of_torch]
     torch.autograd.graph.increment_version(
-        [p for p in chain.from_iterable(fused) if p.grad is not None]
+        [p for p in chain.from_iterable(unseen) if p.grad is not None]
     )
 
 

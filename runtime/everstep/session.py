@@ -184,7 +184,7 @@ class Session:
         parameters = self.tracked.named_parameters()
         spread.require_known(parameters, self._device_mesh, exact=self._exact)
         self.reducer.watch(list(parameters.values()))
-        rewind.show_fused_steps(self.tracked)
+        rewind.show_steps(self.tracked)
         self.tracked.require_same_groups()
         self.tracked.require_same_parameters()
         if self.checkpoint:

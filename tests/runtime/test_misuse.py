@@ -206,6 +206,31 @@ def test_a_second_loop_that_would_drop_the_gradient_of_the_first(trial: Trial) -
         sum_gradients(trial, step)
 
 
+class Foreign(torch.optim.Optimizer):
+    """Writes through `.data`, as many optimizers of other libraries do."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.data.add_(parameter.grad, alpha=-0.01)
+
+
+def test_a_second_loop_after_an_optimizer_has_written_through_data(
+    a_trial: Callable[..., Trial],
+) -> None:
+    """As in two epochs over the samples of one step."""
+    trial = a_trial()
+    trial.optimizer = Foreign(trial.model.parameters())
+    trial.track()
+    step = first_step(trial)
+    trial.take(step)
+    trial.take(step)
+
+
 @pytest.mark.parametrize("use", ["zero_grad", "step"])
 def test_a_second_loop_after_the_gradient_was_used(trial: Trial, use: str) -> None:
     step = first_step(trial)
@@ -262,12 +287,19 @@ def test_another_loop_after_the_step_was_marked_applied(trial: Trial) -> None:
         step.batches(trial.data)
 
 
-@pytest.mark.parametrize("fused", [False, True])
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "plain": lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+    "fused": lambda parameters: torch.optim.SGD(parameters, lr=0.01, fused=True),
+    "of another library": Foreign,
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_a_change_of_state_after_the_step_was_marked_applied(
-    a_trial: Callable[..., Trial], fused: bool
+    a_trial: Callable[..., Trial], kind: str
 ) -> None:
     trial = a_trial()
-    trial.optimizer = torch.optim.SGD(trial.model.parameters(), lr=0.01, fused=fused)
+    trial.optimizer = OPTIMIZERS[kind](trial.model.parameters())
     trial.track()
     with pytest.raises(Misuse, match=r"parameters or a schedule changed after job\.evaluate"):
         for step in trial.job.steps(until=3):
