@@ -368,9 +368,10 @@ def _has_sharded(module: torch.nn.Module) -> bool:
 
 def _is_plain(kind: str, thing: Any) -> bool:
     if kind == "optimizer":
-        own = type(thing).state_dict is torch.optim.Optimizer.state_dict
+        if type(thing).state_dict is not torch.optim.Optimizer.state_dict:
+            return False
         hooks = (thing._optimizer_state_dict_pre_hooks, thing._optimizer_state_dict_post_hooks)
-        return own and not any(hooks)
+        return not any(hooks)
     return kind == "module" and all(_is_plain_module(module) for module in thing.modules())
 
 

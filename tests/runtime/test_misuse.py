@@ -575,6 +575,32 @@ def test_optimizers_that_need_not_be_tracked(a_trial: Callable[..., Trial]) -> N
         wrapping.take(first_step(wrapping))
 
 
+class Bare(torch.optim.Optimizer):
+    """Wraps an optimizer and does not call `Optimizer.__init__`, as accelerate's does."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._inner = optimizer
+        self.state, self.param_groups = optimizer.state, optimizer.param_groups
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._inner.load_state_dict(state_dict)
+
+    def step(self, closure: Any = None) -> None:
+        self._inner.step()
+
+
+def test_a_wrapper_that_is_an_optimizer_by_name_only(a_trial: Callable[..., Trial]) -> None:
+    trial = a_trial(save_every_steps=1)
+    trial.optimizer = Bare(torch.optim.Adam(trial.model.parameters()))
+    trial.track()
+    for step in trial.job.steps(until=2):
+        trial.take(step)
+    assert [staged.step for staged in trial.agent.of(wire.Staged)] == [1, 2]
+
+
 def test_after_the_steps_any_optimizer_may_step(a_trial: Callable[..., Trial]) -> None:
     trial = a_trial()
     trial.track()
