@@ -1,7 +1,9 @@
-"""Detects an optimizer that trains tracked parameters and is not tracked itself.
+"""Detects an optimizer that trains tracked parameters and is not tracked itself, or that steps too early.
 
 Everstep hands gradients only to parameters that tracked optimizers hold, and saves only what is
-tracked. So such an optimizer trains nothing, or loses its state whenever a rank joins or restarts.
+tracked. So an optimizer that is not tracked trains nothing, or loses its state whenever a rank joins
+or restarts. And there are no gradients before the end of the inner loop, so a step within it, as
+scripts that accumulate gradients have it, changes nothing.
 """
 
 import functools
@@ -22,8 +24,8 @@ _sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
 
 
 def watch(session: "Session") -> None:
-    """From now on, check each optimizer that ends its step between an inner loop of a step of this
-    session and the moment at which that step counts as applied.
+    """From now on, check each optimizer that ends its step within an inner loop of a step of this
+    session, or between it and the moment at which that step counts as applied.
     """
     _sessions.add(session)
     _register()
@@ -40,10 +42,27 @@ def _check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         return
     for session in list(_sessions):
         step = session.step
-        if step is None or step.mark is not None or not step.reductions:
+        if step is None or step.mark is not None:
             continue
-        if problem := find_problem(session.tracked, optimizer):
+        if step.loop is not None and not step.loop.ended:
+            problem = find_early(session.tracked, optimizer)
+        else:
+            problem = find_problem(session.tracked, optimizer) if step.reductions else ""
+        if problem:
             raise Misuse(f"step {step.number}: {problem}")
+
+
+def find_early(tracked: Tracked, optimizer: torch.optim.Optimizer) -> str:
+    """Describe what an optimizer that has just made a step within an inner loop fails to do; empty: nothing."""
+    known = set(map(id, tracked.named_parameters().values()))
+    held = [p for group in optimizer.param_groups for p in group["params"] if id(p) in known]
+    if not held or any(p.grad is not None for p in held):
+        return ""
+    return (
+        f"{type(optimizer).__name__}.step() within the loop over step.batches has no gradient to apply: .grad is None "
+        "until the loop has ended. Call the optimizer's step, and a schedule's, after the loop, once for each step; "
+        "to accumulate gradients over more batches, raise global_batch"
+    )
 
 
 def find_problem(tracked: Tracked, optimizer: torch.optim.Optimizer) -> str:
