@@ -83,6 +83,9 @@ class Loop:
         self._losses: dict[int, torch.Tensor] = {}
         self._current: int | None = None
         self._answers = 0
+        self._scaler: Any = None
+        self._scale = 1.0
+        """The scale of `_scaler`."""
         self._failed = False
         """`backward` raised for the current micro-batch: part of its gradient may be in the sum."""
         self._random: dict[str, Any] | None = None
@@ -134,7 +137,7 @@ class Loop:
         if scaler is not None:
             _require_tracked(scaler, self._session.tracked.objects.values())
             scaled = scaler.scale(scaled)
-        scale = float(scaler.get_scale()) if scaler is not None else 1.0
+        scale = self._read_scale(scaler)
         group = self._group_if_last()
         overlap = group if self._overlap else None
         if amount or self._mesh.unit > 1:  # 0 × NaN is NaN; the ranks of a unit compute together
@@ -146,6 +149,14 @@ class Loop:
         if group is not None:
             self._send(group)
         self._failed = False
+
+    def _read_scale(self, scaler: Any) -> float:
+        """Read the scale once a loop, in which it does not change: each read waits for the device."""
+        if scaler is None:
+            return 1.0
+        if scaler is not self._scaler:
+            self._scaler, self._scale = scaler, float(scaler.get_scale())
+        return self._scale
 
     def skip(self) -> None:
         if self._mesh.unit > 1:

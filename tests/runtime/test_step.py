@@ -283,6 +283,28 @@ def test_a_scaled_gradient_unscales_to_the_same(a_trial: Callable[..., Trial]) -
     assert norm == pytest.approx(plain.session.findings.grad_norm)
 
 
+def test_a_scale_is_read_once_a_loop(trial: Trial) -> None:
+    """On a GPU each read waits until the device has computed everything before it."""
+
+    class Read(torch.amp.GradScaler):
+        reads = 0
+
+        def get_scale(self) -> float:
+            self.reads += 1
+            return super().get_scale()
+
+    scaler = Read("cpu")
+    trial.job.track(scaler=scaler)
+    for step in trial.job.steps(until=2):
+        loop = step.batches(trial.data)
+        before = scaler.reads
+        for batch in loop:
+            step.backward(trial.loss(batch), scaler=scaler)
+        assert scaler.reads == before + 1
+        scaler.step(trial.optimizer)
+        scaler.update()
+
+
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_skipped_batch_changes_no_scale(a_trial: Callable[..., Trial], exact: bool) -> None:
     found = []
