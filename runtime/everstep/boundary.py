@@ -56,7 +56,9 @@ def cross(session: Session, step: StepState) -> None:
         raise Misuse(
             f"step {step.number}: parameters or a schedule changed after job.evaluate, job.pause "
             "or job.sum; these mark the step as applied, so they come after everything that "
-            "changes the state. To evaluate averaged weights, use a copy of the model"
+            "changes the state. To evaluate averaged weights, use a copy of the model. A schedule that needs the "
+            "result (ReduceLROnPlateau) steps before the loop of the next step; keep the result in a tracked object "
+            "until then"
         )
     mark_applied(session, step)
     if session.broken:

@@ -393,6 +393,42 @@ def test_averaged_weights_that_stand_in_for_the_parameters_after_the_step(trial:
             weight.data = own
 
 
+class Last:
+    """Keeps the result of an evaluation until the next step."""
+
+    loss: float | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"loss": self.loss}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loss = state["loss"]
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_schedule_that_needs_the_result_of_an_evaluation(trial: Trial, early: bool) -> None:
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(trial.optimizer, patience=0)
+    last = Last()
+    trial.job.track(schedule=schedule, last=last)
+
+    def train() -> None:
+        for step in trial.job.steps(until=4):
+            if last.loss is not None:
+                schedule.step(last.loss)
+            trial.take(step)
+            (loss,) = trial.job.sum(1.0)
+            if early:
+                schedule.step(loss)
+            last.loss = loss
+
+    if early:
+        with pytest.raises(Misuse, match=r"ReduceLROnPlateau\) steps before the loop of the next"):
+            train()
+    else:
+        train()
+        assert trial.optimizer.param_groups[0]["lr"] == pytest.approx(0.01 / 100)
+
+
 def test_the_name_of_the_random_states(trial: Trial) -> None:
     with pytest.raises(Misuse, match=r"track\(random=…\).*choose another"):
         trial.job.track(random=torch.zeros(1))
