@@ -44,9 +44,10 @@ class StepState:
         """Raises `Misuse`."""
         if self.loop is not None and not self.loop.ended:
             raise Misuse(
-                f"step {self.number}: the loop over step.batches did not end (break, or an "
-                "exception that was swallowed?); a step counts only when every batch of it was "
-                "answered: let the loop end, and call step.skip() for a batch to leave out"
+                f"step {self.number}: the loop over step.batches did not end (break, an exception that was "
+                "swallowed, or zip() of two loops?); a step counts only when every batch of it was answered: let the "
+                "loop end, and call step.skip() for a batch to leave out. To use samples of two datasets in one loss, "
+                "make one dataset of both"
             )
 
     def require_used(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
