@@ -35,6 +35,8 @@ class Asides:
         """The scope between two steps and after the last one. Its time limit applies there."""
         self._open: list[Aside] = []
         """The scopes that have begun and not ended, the innermost last."""
+        self._uneven: set[Aside] = set()
+        """Evaluations in which some ranks have more batches than others."""
         self._evaluated = False
         """The script has evaluated in this step, and may hold a part of the result."""
 
@@ -69,6 +71,19 @@ class Asides:
             raise Misuse(
                 "job.evaluate: a further batch was taken after the step in which the evaluation began. It ended with "
                 "that step: take all its batches there, or call job.evaluate again"
+            )
+
+    def note_uneven(self, evaluation: Aside) -> None:
+        """Some ranks have more batches of this evaluation than others."""
+        self._uneven.add(evaluation)
+
+    def require_even(self) -> None:
+        """Raises `Misuse` if ranks may call `job.sum` as often as they have batches, and some have more."""
+        if self._uneven.intersection(self._open):
+            raise Misuse(
+                "job.sum within the loop over job.evaluate: some ranks have more batches than others, so the sums of "
+                "different batches would be added, and the ranks with more would wait for ever. Add up in the loop, "
+                "and call job.sum once after it (after .close(), if the script does not take all batches)"
             )
 
     def enter_innermost(self) -> None:
@@ -106,3 +121,4 @@ class Asides:
     def forget(self) -> None:
         """Forget the scopes that have not ended."""
         self._open.clear()
+        self._uneven.clear()

@@ -268,7 +268,9 @@ class Job:
             raise Misuse(f"job.evaluate({type(data).__name__}): it takes what job.batches returned")
         micro_batches = data.pass_micro_batches
         with self._asides.begin(Where.EVALUATE, "evaluate") as own:
-            share = self._session.membership.plan_evaluation(micro_batches)
+            share, even = self._session.membership.plan_evaluation(micro_batches)
+            if not even:
+                self._asides.note_uneven(own)
             try:
                 with self._evaluations.begin(self._session.list_buffers()):
                     for request in data.evaluation(share):
@@ -302,12 +304,13 @@ class Job:
         """Sum each value over all ranks, in float64. If several ranks form a unit, only the
         first rank of each unit counts.
 
-        Every rank must call it with the same number of values. Inside a step
+        Every rank must call it as often, with the same number of values. Inside a step
         it marks the step as applied.
 
         Raises:
-            Misuse: a value is not a number, or the script is not in `steps` yet: a rank that joins
-                the running job would be alone with its sum.
+            Misuse: a value is not a number; the script is not in `steps` yet: a rank that joins
+                the running job would be alone with its sum; or it is within an evaluation of which
+                some ranks have more batches than others.
         """
         session = self._session
         require_numbers(values)
@@ -316,6 +319,7 @@ class Job:
                 "job.sum before job.steps: a rank that joins the job later would be alone with its sum and "
                 "get another result. Compute the value on every rank, or call job.sum within the loop over job.steps"
             )
+        self._asides.require_even()
         with self._asides.begin(Where.EVALUATE, "evaluate"):
             self._park_if_broken()
             plain = [v.item() if hasattr(v, "item") else float(v) for v in values]

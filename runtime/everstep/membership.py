@@ -129,12 +129,12 @@ class Membership:
         passes = len(self._plan_of(first, micro_batches))
         return shares.plan_passes(self.plan(micro_batches), passes)
 
-    def plan_evaluation(self, micro_batches: int) -> range:
-        """This rank's share of an evaluation. All ranks of a unit have the same share,
-        because they compute together.
+    def plan_evaluation(self, micro_batches: int) -> tuple[range, bool]:
+        """This rank's share of an evaluation, and whether all shares have the same size. All ranks
+        of a unit have the same share, because they compute together.
         """
-        mesh = self.mesh
-        return shares.plan_share(mesh.unit_of(self.rank), self.world // mesh.unit, micro_batches)
+        unit, units = self.mesh.unit_of(self.rank), self.world // self.mesh.unit
+        return shares.plan_share(unit, units, micro_batches), micro_batches % units == 0
 
     def _plan_of(self, rank: int, micro_batches: int) -> range:
         index, count = self.mesh.data_index(rank), self.mesh.count_shares(self.world)

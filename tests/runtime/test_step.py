@@ -681,6 +681,24 @@ def test_an_evaluation_is_divided_among_the_ranks_that_there_are_after_a_loss(tr
     assert torch.equal(torch.cat([inputs for inputs, _ in found]), trial.dataset.tensors[0][4:8])
 
 
+def test_a_sum_within_an_evaluation_of_which_some_ranks_have_more_batches(trial: Trial) -> None:
+    """They would call it more often."""
+    membership, step = trial.session.membership, first_step(trial)
+    membership._form = lambda frame: LocalGroup()
+    trial.take(step)
+    membership.hold(1)
+    frame = wire.Regroup(
+        epoch=2, rank=1, world=4, local_world=1, node_rank=0, applied=1, reductions=1
+    )
+    membership.regroup(frame)
+    with pytest.raises(Misuse, match=r"some ranks have more batches.*call job\.sum once after it"):
+        for _ in trial.job.evaluate(trial.data):
+            trial.job.sum(1.0)
+    for _ in trial.job.evaluate(trial.data):
+        break
+    assert trial.job.sum(1.0) == (1.0,)
+
+
 def a_cut(trial: Trial) -> None:
     trial.agent.cut.set()
     trial.session.membership.group.cut()
