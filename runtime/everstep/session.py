@@ -186,6 +186,7 @@ class Session:
         self.reducer.watch(list(parameters.values()))
         rewind.show_steps(self.tracked)
         self.tracked.require_same_groups()
+        self.tracked.require_same_since_track()
         self.tracked.require_same_parameters()
         if self.checkpoint:
             self._restore_rest(self._tree(), self.checkpoint.tensor)

@@ -58,6 +58,8 @@ class Tracked:
         self._sharded: dict[str, bool] = {}
         self._groups: dict[str, list[int]] | None = None
         """Optimizer → number of parameters in each of its groups when training began."""
+        self._at_track: dict[str, dict[int, weakref.ref[torch.nn.Parameter]]] = {}
+        """Module → the parameters that it had when it was tracked, by their ids."""
         self._registrations: int | None = None
         """`registrations.count` when the parameters were last compared; None: training has not begun."""
 
@@ -73,7 +75,10 @@ class Tracked:
                 f"track({name}=…): checkpoints hold the states of the random generators under this "
                 "name; choose another"
             )
-        self.objects[name] = (kind_of(name, thing), thing)
+        kind = kind_of(name, thing)
+        self.objects[name] = (kind, thing)
+        if kind == "module":
+            self._at_track[name] = {id(p): weakref.ref(p) for p in thing.parameters()}
         self._parameters = self._small = None
         self._by_key.clear()
         self._stay.clear()
@@ -121,6 +126,20 @@ class Tracked:
                 "the optimizer without them. Give it all parameters before job.steps. Freeze those that are to be "
                 "trained later: requires_grad_(step.number >= N) at each step"
             )
+
+    def require_same_since_track(self) -> None:
+        """Raises `Misuse` if a module has got parameters since it was tracked, unless it was sharded since."""
+        for name, module in self.of_kind("module"):
+            if _has_sharded(module):
+                continue
+            had = self._at_track[name]
+            for key, parameter in module.named_parameters():
+                if id(parameter) not in had or had[id(parameter)]() is not parameter:
+                    raise Misuse(
+                        f"{name}.{key}: the module got this parameter after job.track. A rank that restarts would load "
+                        "the checkpoint before, into what the module had then, so the trained values would be lost. "
+                        "Make all parameters before job.track"
+                    )
 
     def require_same_parameters(self) -> None:
         """Raises `Misuse` if a module has got parameters since the first call."""

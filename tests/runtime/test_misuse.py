@@ -271,6 +271,20 @@ def test_a_module_that_gets_parameters_after_training_has_begun(
         step.batches(trial.data)
 
 
+@pytest.mark.parametrize(("change", "name"), [(grow, "extra.weight"), (replace_weight, "weight")])
+def test_a_module_that_gets_parameters_after_it_was_tracked(
+    a_trial: Callable[..., Trial], change: Callable[[torch.nn.Module], None], name: str
+) -> None:
+    """A restart would load the checkpoint into the parameters that it had before."""
+    trial = a_trial()
+    trial.job.track(model=trial.model)
+    change(trial.model)
+    trial.optimizer = torch.optim.SGD(trial.model.parameters(), lr=0.01)
+    trial.job.track(optimizer=trial.optimizer)
+    with pytest.raises(Misuse, match=f"^model.{name}: the module got this parameter after job.track"):
+        first_step(trial)
+
+
 def test_a_module_that_is_pruned_has_the_same_parameters(trial: Trial) -> None:
     steps = trial.job.steps(until=3)
     trial.take(next(steps))
