@@ -129,7 +129,8 @@ class Job:
         used, so a run with another `global_batch` continues with the next unused sample.
 
         Args:
-            dataset: has `__len__` and `__getitem__` (or `__getitems__`). A dataset that can only be
+            dataset: has `__len__` and `__getitem__` (or `__getitems__`). It is the same on all ranks;
+                nothing may divide it by rank (`split_by_node`). A dataset that can only be
                 iterated is resumed by skipping the samples that were read. Its order is its own, so
                 the run is not exact, and a note reports that. Each rank reads all of it and keeps
                 the samples of one global batch in memory, so each sample has to be a new object.
