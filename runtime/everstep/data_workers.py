@@ -27,6 +27,10 @@ AHEAD = 2
 """Micro-batches for each data worker that are requested and not used yet. So a data worker that has
 fetched one continues with the next while the rank computes.
 """
+LARGE = 2**14
+"""Samples of a micro-batch whose request may not fit into a socket. A data worker that still fetches
+another one would read it later, and the rank would wait for that.
+"""
 _SERVER = multiprocessing.get_context("forkserver")
 END_SECONDS = 1.0
 """How long a process may take to end after its connection has ended; then it is killed."""
@@ -47,6 +51,10 @@ class DataWorker:
             self._process.start()
         self.pid = self._process.pid or 0
         send_handle(self.connection, source, self.pid)
+
+    def is_free(self, request: Request) -> bool:
+        """Whether it takes the request at once."""
+        return self.ready and len(self.asked) < (AHEAD if len(request.ids) <= LARGE else 1)
 
     def ask(self, request: Request) -> None:
         """Raises OSError if the process has ended."""
@@ -152,7 +160,7 @@ class DataWorkers:
         """Give the rest of the window to the data workers that have the least to do."""
         known = {r for worker in self._workers for r in worker.asked} | {*self._fetched, *self._own}
         for request in [r for r in self._window if r not in known]:
-            free = [w for w in self._workers if w.ready and len(w.asked) < AHEAD]
+            free = [w for w in self._workers if w.is_free(request)]
             if not free:
                 return
             worker = min(free, key=lambda w: len(w.asked))

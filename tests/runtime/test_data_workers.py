@@ -12,6 +12,7 @@ from itertools import pairwise
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -265,6 +266,23 @@ def test_what_is_taken_over_waits_for_no_prefetch_of_later_steps(tmp_path: Path)
         assert len(made.take(a_request(7))) == 1, "the rank fetches it itself"
         gate.touch()
         assert len(made.take(later[0])) == 1
+
+
+def test_no_request_waits_for_a_data_worker_that_fetches(tmp_path: Path) -> None:
+    """A request of very many samples does not fit into a socket."""
+    gate = tmp_path / "open"
+    with data_workers(fed_datasets.Stuck(gate), 1) as (made, _):
+        many = [
+            Request(seed=("micro-batch", 0, 1, index), ids=tuple(range(10**6, 10**6 + 10**5)))
+            for index in (1, 2)
+        ]
+        rank = Thread(target=made.expect, args=(many,))
+        rank.start()
+        rank.join(LIMIT / 4)
+        waits = rank.is_alive()
+        gate.touch()
+        rank.join()
+        assert not waits
 
 
 def test_a_batch_of_another_step_is_never_taken() -> None:
