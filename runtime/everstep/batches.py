@@ -135,14 +135,18 @@ class Batches:
         """Build the request for micro-batch `index` of the current loop."""
         return self._request(self._rhythm.step, self._rhythm.loop, index, self.ids(first, index))
 
-    def evaluation(self, share: Sequence[int]) -> list[Request]:
-        """Build the requests for the micro-batches in `share` of one plain pass over the data."""
-        requests = [
-            Request(seed=("evaluate", self.seed, i), ids=tuple(self.pass_ids(i))) for i in share
-        ]
+    def evaluation(self, share: Sequence[int]) -> Iterator[Request]:
+        """Begin an evaluation of the micro-batches in `share` of one plain pass over the data. Yield
+        their requests.
+        """
         if self._workers:
-            self._workers.expect(requests)
-        return requests
+            self._workers.expect(self._list_of_pass(share))
+        return self._list_of_pass(share)
+
+    def _list_of_pass(self, share: Sequence[int]) -> Iterator[Request]:
+        for index in share:
+            ids = tuple(self.pass_ids(index))
+            yield Request(seed=("evaluate", self.seed, index), ids=ids)
 
     def take(self, request: Request) -> Any:
         """Return the batch. Its random numbers depend on the request alone,

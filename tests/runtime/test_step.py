@@ -6,6 +6,7 @@ import gc
 import math
 import threading
 import time
+import tracemalloc
 import warnings
 import weakref
 from collections.abc import Callable
@@ -594,6 +595,16 @@ def test_evaluate_is_one_pass_in_order_without_gradients(trial: Trial) -> None:
     assert torch.is_grad_enabled()
     trial.take(first_step(trial))
     assert trial.job.sum(1.5, 2) == (1.5, 2.0)
+
+
+def test_an_evaluation_of_a_long_dataset_begins_at_once(trial: Trial) -> None:
+    data = trial.job.batches(range(10**5), global_batch=1, micro_batch=1, name="long")
+    tracemalloc.start()
+    try:
+        assert next(trial.job.evaluate(data)) == 0
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_each_batch_of_an_evaluation_has_the_whole_time_limit(trial: Trial) -> None:
