@@ -139,7 +139,8 @@ class Job:
                 micro-batch of a step may have fewer.
             seed: sets the order and the random numbers of each micro-batch. None: the seed of
                 `everstep.run`.
-            shuffle: False: each pass has the order of the dataset.
+            shuffle: False: each pass has the order of the dataset. So it has if the dataset can only
+                be iterated.
             collate: makes a batch from a list of samples. None: torch's `default_collate`.
             name: name of the feed in the checkpoint. None: its number among the script's feeds
                 without a name.
@@ -177,7 +178,10 @@ class Job:
         session.feeds.add(data, on_change=on_change)
         data.start_workers(workers, session.note)
         if not data.exact:
-            session.note(f"{type(dataset).__name__} can only be iterated: resumable, not exact")
+            session.note(
+                f"{type(dataset).__name__} can only be iterated: resumable, not exact. It is read in its own order, "
+                "whatever shuffle= says"
+            )
         return data
 
     def steps(self, until: int) -> Iterator[Step]:

@@ -377,6 +377,12 @@ def test_an_iterable_has_no_data_workers(trial: Trial) -> None:
         a_feed(trial, Endless(), 2)
 
 
+def test_an_iterable_is_not_shuffled_and_a_note_says_so(trial: Trial) -> None:
+    a_feed(trial, Endless(), 0, shuffle=True)
+    assert "Endless can only be iterated" in trial.session.findings.notes[-1]
+    assert "in its own order, whatever shuffle= says" in trial.session.findings.notes[-1]
+
+
 @pytest.mark.parametrize("workers", [-1, 1.5, True, "2"])
 def test_workers_is_a_whole_number(trial: Trial, workers: Any) -> None:
     with pytest.raises(Misuse, match=r"job\.batches: workers=.*0 or more"):
