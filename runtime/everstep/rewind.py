@@ -161,15 +161,18 @@ def join_names(names: Collection[str]) -> str:
 
 
 def _digest(tracked: Tracked) -> dict[str, int]:
-    """Name → sum over the bits, of all tracked tensors except buffers and small state. It also
-    detects changes through `.data`.
+    """Name → sum over the bits, of all tracked tensors except buffers and small state (learning rates
+    that are tensors, too). It also detects changes through `.data`.
     """
     tensors: state.Tensors = {}
     tracked.capture(tensors)
     # By their memory: what is captured are other tensors, which share it.
     buffers = {local_of(b).data_ptr() for b in tracked.persistent_buffers().values()}
     small = {id(thing) for thing in tracked.small_objects()}
-    left_out = tuple(f"{n}/" for n, (_, thing) in tracked.objects.items() if id(thing) in small)
+    left_out = (
+        *(f"{n}/" for n, (_, thing) in tracked.objects.items() if id(thing) in small),
+        *(f"{n}/param_groups/" for n, _ in tracked.of_kind("optimizer")),
+    )
     chosen = {
         n: t
         for n, t in tensors.items()
