@@ -81,9 +81,9 @@ class Asides:
         """Raises `Misuse` if ranks may call `job.sum` as often as they have batches, and some have more."""
         if self._uneven.intersection(self._open):
             raise Misuse(
-                "job.sum within the loop over job.evaluate: some ranks have more batches than others, so the sums of "
-                "different batches would be added, and the ranks with more would wait for ever. Add up in the loop, "
-                "and call job.sum once after it (after .close(), if the script does not take all batches)"
+                "job.sum within the loop over job.evaluate: some ranks have more batches than others, so their last "
+                "calls would meet what the others sum next. Add up in the loop, and call job.sum once after it (after "
+                ".close(), if the script does not take all batches)"
             )
 
     def enter_innermost(self) -> None:
