@@ -67,7 +67,9 @@ class Evaluations:
         if not self._open:
             torch.set_grad_enabled(self._gradients)
             randomness.restore(self._random)
-            self._changed_large = self._changed_large or self._buffers.find_changed_large(self._large)
+            self._changed_large = self._changed_large or self._buffers.find_changed_large(
+                self._large
+            )
             if changed := self._buffers.find_changed(self._held):
                 self._buffers.put_back(self._held)
                 if not self._noted:

@@ -100,7 +100,9 @@ def show_steps(tracked: Tracked) -> None:
     them, nor do optimizers of other libraries that write through `.data` or with kernels of their own.
     """
     for _, optimizer in tracked.of_kind("optimizer"):
-        if hasattr(optimizer, "_optimizer_step_post_hooks"):  # else it wraps one, and takes no hooks
+        if hasattr(
+            optimizer, "_optimizer_step_post_hooks"
+        ):  # else it wraps one, and takes no hooks
             optimizer.register_step_post_hook(_raise_versions)
 
 

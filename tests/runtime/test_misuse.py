@@ -281,7 +281,9 @@ def test_a_module_that_gets_parameters_after_it_was_tracked(
     change(trial.model)
     trial.optimizer = torch.optim.SGD(trial.model.parameters(), lr=0.01)
     trial.job.track(optimizer=trial.optimizer)
-    with pytest.raises(Misuse, match=f"^model.{name}: the module got this parameter after job.track"):
+    with pytest.raises(
+        Misuse, match=f"^model.{name}: the module got this parameter after job.track"
+    ):
         first_step(trial)
 
 
@@ -555,7 +557,9 @@ def test_zero_grad_within_the_loop_does_nothing(trial: Trial) -> None:
 def test_an_optimizer_that_steps_within_the_loop_would_train_nothing(trial: Trial) -> None:
     """As in a script that accumulates gradients."""
     step = first_step(trial)
-    with pytest.raises(Misuse, match=r"SGD\.step\(\) within the loop .*after the loop, once for each"):
+    with pytest.raises(
+        Misuse, match=r"SGD\.step\(\) within the loop .*after the loop, once for each"
+    ):
         for number, batch in enumerate(step.batches(trial.data)):
             step.backward(trial.loss(batch))
             if number % 2:
