@@ -73,6 +73,35 @@ def list_states(tree: Any, parameters: Parameters) -> Iterator[tuple[str, torch.
                 yield tag["$tensor"], parameter
 
 
+def load(optimizer: Any, given: dict[str, Any]) -> None:
+    """Load the state, and keep the objects that a script or a wrapper may hold. torch's `load_state_dict`
+    replaces them all: the groups and their list, a learning rate that is a tensor, and the dict of the state.
+    """
+    groups, held = optimizer.param_groups, optimizer.state
+    optimizer.load_state_dict(given)
+    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
+        return
+    for group, new in zip(groups, optimizer.param_groups, strict=True):
+        settings = {key: _keep_tensor(group.get(key), value) for key, value in new.items()}
+        group.clear()
+        group.update(settings)
+    loaded = dict(optimizer.state)
+    held.clear()
+    held.update(loaded)
+    optimizer.param_groups, optimizer.state = groups, held
+
+
+def _keep_tensor(held: Any, value: Any) -> Any:
+    """The loaded value, in the tensor that the optimizer holds for it, if there is one."""
+    if not isinstance(held, torch.Tensor):
+        return value
+    with torch.no_grad():
+        if type(value) in (int, float):
+            return held.fill_(value)
+        same = isinstance(value, torch.Tensor) and value.shape == held.shape
+        return held.copy_(value) if same else value
+
+
 def keep_layouts(optimizer: Any, given: Mapping[str, Any], converted: Collection[int]) -> None:
     """Give the loaded state its stored dtypes back: torch's `load_state_dict` casts all but `step` to
     the dtype of the parameter, such as the float32 moments of half-precision weights. And lay it out

@@ -349,7 +349,7 @@ class Tracked:
                 thing.load_state_dict({back.get(k, k): v for k, v in value.items()})
             elif kind == "optimizer":
                 given = optimizer_state.by_number(name, thing, value, self.named_parameters())
-                thing.load_state_dict(given)
+                optimizer_state.load(thing, given)
                 optimizer_state.keep_layouts(thing, given, converted)
             else:
                 thing.load_state_dict(value)

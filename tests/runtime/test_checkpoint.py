@@ -386,6 +386,31 @@ def test_a_fused_optimizer_goes_on_with_parameters_in_another_memory_format(kind
     assert torch.equal(first[1].weight, second[1].weight)
 
 
+@pytest.mark.parametrize("stored_as", ["tensor", "number"])
+def test_a_script_goes_on_setting_what_it_holds_of_an_optimizer(stored_as: str) -> None:
+    """Its learning rate in a tensor, one of its groups, its state: also after they were loaded."""
+    first = torch.tensor(0.5) if stored_as == "tensor" else 0.5
+    tensors: state.Tensors = {}
+    model, rate = nn.Linear(2, 1), torch.tensor(0.1)
+    new = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.1)
+    ((group,), groups, own) = new.param_groups, new.param_groups, new.state
+
+    stored = nn.Linear(2, 1)
+    old = torch.optim.SGD(stored.parameters(), lr=first, momentum=0.9)
+    stored(torch.ones(1, 2)).sum().backward()
+    old.step()
+    tree = a_registry({"model": stored, "optimizer": old}).capture(tensors)
+    registry = a_registry({"model": model, "optimizer": new})
+    registry.load(["optimizer"], tree, lambda wanted: tensors, CPU)
+
+    assert new.param_groups is groups
+    assert groups[0] is group
+    assert group["lr"] is rate
+    assert (float(rate), group["momentum"]) == (0.5, 0.9)
+    assert new.state is own
+    assert torch.equal(own[model.weight]["momentum_buffer"], torch.ones(1, 2))
+
+
 def test_an_optimizer_is_stored_by_the_names_of_its_parameters() -> None:
     objects = full_state()
     train(objects, 1)
