@@ -15,9 +15,14 @@ _GROUP = (
     "Everstep forms the ranks' process group itself and sums the gradients: leave out init_process_group "
     "and DistributedDataParallel"
 )
+_SCALER = (
+    "within the loop over step.batches there is no gradient yet: call the scaler's step and update after the loop, "
+    "once for each step"
+)
 _FIXES = {
     "Default process group has not been initialized": _GROUP,
     "Error initializing torch.distributed using env://": _GROUP,
+    "No inf checks were recorded": _SCALER,
 }
 """What to do if torch raises an error with this text."""
 

@@ -8,6 +8,7 @@ import torch
 from everstep import script_errors, validate
 from everstep.errors import Misuse
 from everstep.script_errors import describe_error, describe_line, format_error
+from runtime.a_job import Trial
 
 
 class Broken:
@@ -19,7 +20,7 @@ def caught(script: Callable[[], object]) -> BaseException:
     """The exception of a script that a frame of Everstep has called, as a worker does."""
     own: dict[str, Callable[[Callable[[], object]], None]] = {}
     exec(compile("def run(script):\n    script()", script_errors.__file__, "exec"), own)
-    with pytest.raises((Misuse, ValueError, TypeError)) as found:
+    with pytest.raises((Misuse, ValueError, TypeError, AssertionError)) as found:
         own["run"](script)
     error = found.value
     assert error.__traceback__ is not None
@@ -77,3 +78,18 @@ def test_a_script_that_is_still_distributed_as_before_is_told_what_to_leave_out(
     told = describe_error(caught(script))
     assert f"{line_of(script)}; Everstep forms the ranks' process group itself" in told
     assert told.endswith("leave out init_process_group and DistributedDataParallel")
+
+
+def test_a_scaler_that_steps_within_the_loop_is_told_where_it_belongs(trial: Trial) -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    trial.job.track(scaler=scaler)
+
+    def script() -> None:
+        for step in trial.job.steps(until=2):
+            for batch in step.batches(trial.data):
+                step.backward(trial.loss(batch), scaler=scaler)
+                scaler.step(trial.optimizer)
+
+    assert "call the scaler's step and update after the loop, once" in describe_error(
+        caught(script)
+    )
