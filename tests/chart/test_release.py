@@ -5,6 +5,8 @@ for the same reason; the stories on a cluster with kubelets run them.
 """
 
 import base64
+import contextlib
+import itertools
 import json
 import subprocess
 import sys
@@ -154,15 +156,46 @@ def test_helms_test_says_what_is_missing(
     assert "no   a replica leads: the Lease everstep-operator has no holder" in run(
         script, environ, 1
     )
-    lease["spec"] = {"holderIdentity": "everstep-operator-x"}
+    lease["spec"] = {"holderIdentity": "everstep-operator-x", "renewTime": at(0)}
     apply(installed, json.dumps(lease))
-    said = run(script, environ, 0)
+    assert "everstep-operator-x holds the Lease everstep-operator and does not renew it" in run(
+        script, {**environ, "EVERSTEP_RENEWAL": "0"}, 1
+    )
+    with renewed(installed):
+        said = run(script, environ, 0)
     assert said.splitlines() == [
         "yes  kinds are served", "yes  operator is ready", "yes  a replica leads",
     ]  # fmt: skip
     assert "no   operator is ready" in run(
         script, {**environ, "EVERSTEP_OPERATOR_URL": "http://127.0.0.1:9"}, 1
     )
+
+
+@contextlib.contextmanager
+def renewed(lab: Lab) -> Iterator[None]:
+    """Renew the operator's Lease as a replica that leads does."""
+    over = threading.Event()
+
+    def renew() -> None:
+        for number in itertools.count(1):
+            if over.wait(0.1):
+                return
+            change = json.dumps({"spec": {"renewTime": at(number)}})
+            lab.kubectl(
+                "patch", "lease", "everstep-operator", AT_HOME, "--type=merge", "-p", change
+            )
+
+    leads = threading.Thread(target=renew)
+    leads.start()
+    try:
+        yield
+    finally:
+        over.set()
+        leads.join()
+
+
+def at(microsecond: int) -> str:
+    return f"2026-01-01T00:00:00.{microsecond:06d}Z"
 
 
 def run(script: str, environ: dict[str, str], status: int) -> str:
