@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     rows.append(running.play(system, size, peers))
                 except (RunFailed, CalledProcessError) as error:
                     print(f"bench-checkpoint: {system} failed: {error}", flush=True)
-            _save(rows)
+                _save(rows)
             print(describe([r for r in rows if (r.mib, r.ranks) == (mib, ranks)]), flush=True)
     print(f"every run: {RESULTS}")
     return 0 if rows else 1

@@ -55,6 +55,8 @@ class DcpAsync(DcpSync):
         self._stager = staging.DefaultStager(_STAGING) if tuned else None
         self._tuned = tuned
         self._written: Future[Any] | None = None
+        self._group = dist.new_group(backend="gloo")
+        """DDP reduces in the default group meanwhile; if both used it, the ranks would wait for each other for ever."""
 
     def save(self, path: str, model: torch.nn.Module) -> None:
         if self._written is not None:
@@ -69,6 +71,7 @@ class DcpAsync(DcpSync):
             {"model": model.state_dict()},
             checkpoint_id=path,
             async_checkpointer_type=self._kind,
+            process_group=self._group,
             **more,
         )
         if isinstance(found, Future):
