@@ -55,7 +55,7 @@ class DcpAsync(DcpSync):
         self._stager = staging.DefaultStager(_STAGING) if tuned else None
         self._tuned = tuned
         self._written: Future[Any] | None = None
-        self._group = dist.new_group(backend="gloo")
+        self._group: Any = dist.new_group(backend="gloo")
         """DDP reduces in the default group meanwhile; if both used it, the ranks would wait for each other for ever."""
 
     def save(self, path: str, model: torch.nn.Module) -> None:
