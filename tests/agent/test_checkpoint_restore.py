@@ -1,4 +1,3 @@
-import asyncio
 import contextlib
 from pathlib import Path
 
@@ -6,7 +5,7 @@ import pytest
 
 from agent.a_run import COLUMNS, ROW_BYTES, ROWS, ARun, content
 from agent.restored import fetch, restore_newest
-from agent.unreliable import UnreliableStore
+from agent.unreliable import NarrowStore, UnreliableStore
 from everstep_agent.checkpoint.keeping import Resumed
 from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.checkpoint.memory_tier import MemoryTier
@@ -137,24 +136,6 @@ async def test_a_store_that_does_not_answer_is_no_reason_to_go_back(
         await restore_newest(bad_day, run.log, tmp_path / "memory")
 
 
-class SlowStore(UnreliableStore):
-    """Several chunks that are read at once take too long."""
-
-    under_way = 0
-
-    async def get(self, key: str) -> bytes:
-        if not key.startswith("chunks/"):
-            return await super().get(key)
-        self.under_way += 1
-        try:
-            await asyncio.sleep(0)
-            if self.under_way > 1:
-                raise Unreachable(f"{key}: no answer in time")
-            return await super().get(key)
-        finally:
-            self.under_way -= 1
-
-
 async def test_a_store_that_is_too_slow_for_several_chunks_at_once_is_read_at_last(
     bad_day: UnreliableStore, tmp_path: Path
 ) -> None:
@@ -162,7 +143,7 @@ async def test_a_store_that_is_too_slow_for_several_chunks_at_once_is_read_at_la
     await run.claim(1)
     saved = await run.save(2, world=4)
     folder = tmp_path / "memory"
-    fetcher = Fetcher(SlowStore(bad_day), MemoryTier(folder))
+    fetcher = Fetcher(NarrowStore(bad_day), MemoryTier(folder))
     for _ in range(16):
         with contextlib.suppress(Unreachable):
             fetched = await fetcher.fetch(saved, folder)

@@ -6,11 +6,13 @@ from everstep_contract import env
 
 TUNABLES = "GLIBC_TUNABLES"
 STREAM_FROM = "glibc.cpu.x86_non_temporal_threshold"
-"""From how many bytes on glibc's memcpy writes past the caches (non-temporal stores). Other C
-libraries and processors ignore it."""
+"""The size from which glibc's memcpy writes past the caches (non-temporal stores), in bytes. Other C
+libraries and other processors ignore this setting.
+"""
 STREAM_BYTES = 1 << 20
-"""glibc's own value is three quarters of the last cache: with a large cache the copies of a model's
-tensors are below it, and a restore takes up to 1.5 times as long."""
+"""By default glibc chooses a part of the last-level cache. The tensors of a model are often smaller, and
+copying them through the caches takes up to 1.5 times as long.
+"""
 
 
 def build(environ: Mapping[str, str]) -> dict[str, str]:
