@@ -5,8 +5,7 @@ groups between units are not registered in torch's globals: they form in another
 main thread computes in its unit.
 
 If each rank is a unit, `reinit` makes a new torch group. `reconfigure` (torch ≥ 2.14) keeps the
-group with its threads, and changes its members. The rank that comes first writes its choice into
-the epoch's keys, so all ranks use the same way.
+group with its threads, and changes its members. All ranks use the way of rank 0.
 """
 
 import os
@@ -22,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from everstep import device, group, group_sockets, mesh, store, unit
+from everstep import device, group, group_sockets, meeting, store, unit
 from everstep.errors import Misuse
 from everstep.group import Group, LocalGroup, TorchGroup
+from everstep.mesh import Mesh
 from everstep.unit import Unit
 from everstep_contract import env, units
 
@@ -117,35 +117,35 @@ def form(agent: store.Requests, place: Place, setting: str = AUTO) -> Group:
             _end_former()
             return LocalGroup()
         keys = store.AgentStore(agent, place.epoch)
-        way = _agree(keys, choose_forming(can_reconfigure(), setting))
-        listener = mesh.offer(keys, place.rank, place.world, _address(place))
-        made = reconfigure(keys, place) if way == RECONFIGURE else reinit(keys, place)
-        made.keys = keys
-        made.mesh = mesh.connect(keys, place.rank, place.world, listener)
-        if made.mesh is not None:
-            group_sockets.close_in_children(made.mesh.sockets)
+        met = _meet(keys, place, choose_forming(can_reconfigure(), setting))
+        reconfigures = met.way == RECONFIGURE
+        made = reconfigure(keys, place) if reconfigures else reinit(keys, place, met.mesh)
+        made.keys, made.mesh = keys, met.mesh
         return made
 
 
-def _address(place: Place) -> str | None:
-    return place.address or ("127.0.0.1" if _interface() == "lo" else None)
-
-
-def _agree(keys: store.AgentStore, wanted: str) -> str:
-    named = keys.compare_set("forming", "", wanted).decode()
-    if named == RECONFIGURE and not can_reconfigure():
+def _meet(keys: store.AgentStore, place: Place, way: str) -> meeting.Met:
+    address = place.address or ("127.0.0.1" if _interface() == "lo" else None)
+    met = meeting.meet(keys, place.rank, place.world, address=address, way=way)
+    if met.way == RECONFIGURE and not can_reconfigure():
         raise RuntimeError(
-            f"another rank has {SETTING}={RECONFIGURE}, which torch {torch.__version__} cannot do here; "
-            "give all ranks the same setting"
+            f"rank 0 has {SETTING}={RECONFIGURE}, which torch {torch.__version__} cannot do on rank "
+            f"{place.rank}; give all ranks the same setting"
         )
-    return named
+    if met.mesh is not None:
+        group_sockets.close_in_children(met.mesh.sockets)
+    return met
 
 
-def reinit(keys: store.AgentStore, place: Place) -> TorchGroup:
-    """Make a new torch group, with threads of its own."""
+def reinit(keys: store.AgentStore, place: Place, connections: Mesh | None = None) -> TorchGroup:
+    """Make a new torch group, with threads of its own.
+
+    Args:
+        connections: gloo's addresses are exchanged over them; None: through the agents.
+    """
     _end_former()
     before = group_sockets.open_sockets()
-    _make(keys, place)
+    _make(keys, place, connections)
     return _found(place, before)
 
 
@@ -156,12 +156,12 @@ def reconfigure(keys: store.AgentStore, place: Place) -> TorchGroup:
     global _kept
     if _kept is None or not _kept.group.leave():
         _end_former()
-        _make(keys, place, enable_reconfigure=True)
+        _make(keys, place, None, enable_reconfigure=True)
     else:
         keys = _kept.keys  # torch's group keeps the store with which it was made
         keys.enter(place.epoch)
-    keys.set(f"handle/{place.rank}", dist._get_reconfigure_handle())  # type: ignore[attr-defined]
-    handles = [keys.get(f"handle/{rank}").decode() for rank in range(place.world)]
+    own = dist._get_reconfigure_handle()  # type: ignore[attr-defined]
+    handles = keys.all_gather("handle", place.rank, place.world, own)
     before = group_sockets.open_sockets()
     dist._reconfigure(place.epoch, handles, timeout=FORMING).wait()  # type: ignore[attr-defined]
     _kept = _Kept(keys, _found(place, before))
@@ -176,6 +176,8 @@ class _Kept:
 
 _kept: _Kept | None = None
 """What the last `reconfigure` formed."""
+_gloo_keys: meeting.MeshStore | None = None
+"""Where gloo leaves its addresses while the default group is made; None: in the group's own store."""
 _forming = threading.Lock()
 """Held while a group is formed, because torch keeps its default group in globals. A formation that
 a second loss interrupts fails within `FORMING`; the next one waits for that.
@@ -193,8 +195,9 @@ def _end_former() -> None:
     dist.destroy_process_group()
 
 
-def _make(keys: Any, place: Place, **settings: Any) -> None:
+def _make(keys: Any, place: Place, connections: Mesh | None, **settings: Any) -> None:
     """Make torch's default group."""
+    global _gloo_keys
     # torch names a group by a counter, and the name is part of its keys: after a formation that
     # failed on this rank alone, it would wait for keys that no other rank sets.
     dist.distributed_c10d._world.group_count = 0
@@ -202,14 +205,18 @@ def _make(keys: Any, place: Place, **settings: Any) -> None:
     if torch.cuda.is_available():
         for name, value in NCCL_SETTINGS.items():
             os.environ.setdefault(name, value)
-    dist.init_process_group(
-        f"cpu:{_BACKEND},cuda:{_NCCL}" if torch.cuda.is_available() else _BACKEND,
-        store=keys,
-        rank=place.rank,
-        world_size=place.world,
-        timeout=LIMIT,
-        **settings,
-    )
+    _gloo_keys = None if connections is None else meeting.MeshStore(connections, FORMING)
+    try:
+        dist.init_process_group(
+            f"cpu:{_BACKEND},cuda:{_NCCL}" if torch.cuda.is_available() else _BACKEND,
+            store=keys,
+            rank=place.rank,
+            world_size=place.world,
+            timeout=LIMIT,
+            **settings,
+        )
+    finally:
+        _gloo_keys = None
 
 
 def _found(place: Place, before: Mapping[int, str]) -> TorchGroup:
@@ -254,7 +261,7 @@ def form_unit(agent: store.Requests, place: Place, prefix: str) -> Unit:
     with _forming:
         keys = store.AgentStore(agent, place.epoch, prefix)
         before = group_sockets.open_sockets()
-        _make(keys, replace(place, rank=own, world=mesh.unit))
+        _make(keys, replace(place, rank=own, world=mesh.unit), None)
         # gloo connects all ranks of a group when the group is made: each new socket belongs to it.
         dimensions = unit.form_dimensions(mesh, own, unit.make_group(LIMIT))
         # Now: by the script's first forward, the epoch of these keys may be over.
@@ -270,8 +277,7 @@ def form_between(agent: store.Requests, place: Place, own: Unit) -> TorchGroup:
         store.AgentStore(agent, place.epoch, f"{over.value if over else 'all'}-{ranks.start}/")
         for over, ranks in wanted.items()
     ]
-    keys = store.AgentStore(agent, place.epoch)
-    listener = mesh.offer(keys, place.rank, place.world, _address(place))
+    met = _meet(store.AgentStore(agent, place.epoch), place, REINIT)
     before = group_sockets.open_sockets()
     with ThreadPoolExecutor(len(wanted)) as threads:
         formed = [
@@ -283,10 +289,7 @@ def form_between(agent: store.Requests, place: Place, own: Unit) -> TorchGroup:
     sockets = _own_new(before)
     sums = {over: one for over, one in groups.items() if over is not None}
     made = TorchGroup(place.rank, place.world, sockets, groups[None], sums, own)
-    made.keys = stores
-    made.mesh = mesh.connect(keys, place.rank, place.world, listener)
-    if made.mesh is not None:
-        group_sockets.close_in_children(made.mesh.sockets)
+    made.keys, made.mesh = stores, met.mesh
     return made
 
 
@@ -315,7 +318,7 @@ def build_mesh_of_one(rank: int) -> "DeviceMesh":
     """Build torch's mesh of a unit of one rank. In a job of one rank this also makes torch's default group."""
     with _forming:
         if not dist.is_initialized():
-            _make(dist.HashStore(), Place(0, 0, 1, None))  # type: ignore[attr-defined]
+            _make(dist.HashStore(), Place(0, 0, 1, None), None)  # type: ignore[attr-defined]
         alone = unit.make_group(LIMIT)([rank])
         return unit.build_device_mesh([rank], units.ONE_RANK, [alone, alone], _device())
 
@@ -360,7 +363,7 @@ def _register(address: str | None) -> None:
     def create(options: Any, _: object) -> Any:
         reconfigured = getattr(options, "enable_reconfigure", False)
         made = dist.ProcessGroupGloo(
-            options.store,
+            _gloo_keys or options.store,
             options.group_rank,
             options.group_size,
             make_options(address, reconfigured),

@@ -10,8 +10,6 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
 LARGEST = 2**16
 """Bytes of a message. Sockets can hold this much, so no rank has to wait until another one reads."""
 RANKS = 16
@@ -22,8 +20,8 @@ _HELLO = struct.Struct(f"={_SECRET}sI")
 _LENGTH = struct.Struct("=I")
 _AT_ONCE = socket.MSG_DONTWAIT
 CONNECT_SECONDS = 8.0
-"""Limit for all ranks to connect, once each of them has formed its groups: only a rank that is lost in
-between misses it. It is short, because the next formation waits for the end of this one.
+"""Limit for all ranks to connect, once each of them listens: only a rank that is lost in between misses
+it. It is short, because the next formation waits for the end of this one.
 """
 HELLO_SECONDS = 1.0
 """Limit for the first bytes from whoever connects."""
@@ -145,33 +143,25 @@ class Listener:
         return (caller if secrets.compare_digest(secret, self._secret) else None), peer
 
 
-def offer(keys: Any, rank: int, world: int, address: str | None) -> Listener | None:
-    """Publish how the other ranks can connect to this one. Called before the group is formed: once
-    the group exists, all ranks have done this.
-
-    Args:
-        keys: the epoch's rendezvous store.
-        address: None: this rank knows none.
+def listen(world: int, address: str | None) -> Listener | None:
+    """Listen for the other ranks. None: there are too many ranks, or this one knows no address of its own.
 
     Raises:
         RuntimeError: it is not an address of this pod.
     """
     try:
-        listener = Listener(address) if address and world <= RANKS else None
+        return Listener(address) if address and world <= RANKS else None
     except OSError as error:
         raise RuntimeError(f"this rank cannot listen at {address}: {error}") from error
-    keys.set(f"mesh/{rank}", listener.entry if listener else "")
-    return listener
 
 
-def connect(keys: Any, rank: int, world: int, listener: Listener | None) -> Mesh | None:
-    """Connect to all other ranks. None: a rank has no address, or there are too many
-    ranks. Raises `RuntimeError`.
+def connect(rank: int, entries: Sequence[str], listener: Listener | None) -> Mesh | None:
+    """Connect to all other ranks. None: a rank does not listen. Raises `RuntimeError`.
+
+    Args:
+        entries: the `entry` of each rank; empty: it does not listen.
     """
-    if listener is None:
-        return None
-    entries = [keys.get(f"mesh/{other}").decode() for other in range(world)]
-    if not all(entries):
+    if listener is None or not all(entries):
         return None
     try:
         return listener.connect(rank, entries, CONNECT_SECONDS)

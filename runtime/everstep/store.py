@@ -74,6 +74,23 @@ class AgentStore(dist.Store):  # type: ignore[name-defined,misc]
             self._ask(wire.StoreCheck(epoch=self._epoch, keys=tuple(map(self._name, keys)))).number
         )
 
+    def all_gather(self, key: str, rank: int, world: int, value: str) -> list[str]:
+        """Give `value` to all ranks. Return the values of all ranks, in their order, once each of them
+        has called this. Raises `TimeoutError` if one has not.
+        """
+        frame = wire.StoreAllGather(
+            epoch=self._epoch,
+            key=self._name(key),
+            rank=rank,
+            world=world,
+            value=_to_text(value),
+            timeout_ms=_to_ms(self._limit),
+        )
+        values = self._ask(frame).values
+        if not values:
+            raise TimeoutError(f"not all {world} ranks have set {key!r} within {self._limit}")
+        return [wire.from_text(one).decode() for one in values]
+
     def delete_key(self, key: str) -> bool:
         return bool(self._ask(wire.StoreDelete(epoch=self._epoch, key=self._name(key))).number)
 
@@ -87,8 +104,9 @@ class AgentStore(dist.Store):  # type: ignore[name-defined,misc]
         return self._prefix + key
 
     def _wait_for(self, key: str, limit: timedelta) -> bytes:
-        ms = int(limit.total_seconds() * 1000)
-        reply = self._ask(wire.StoreGet(epoch=self._epoch, key=self._name(key), timeout_ms=ms))
+        reply = self._ask(
+            wire.StoreGet(epoch=self._epoch, key=self._name(key), timeout_ms=_to_ms(limit))
+        )
         if reply.value is None:
             raise TimeoutError(f"no rank has set {key!r} within {limit}")
         return wire.from_text(reply.value)
@@ -99,6 +117,10 @@ class AgentStore(dist.Store):  # type: ignore[name-defined,misc]
         if reply.error:
             raise StoreClosed(reply.error)
         return reply
+
+
+def _to_ms(limit: timedelta) -> int:
+    return int(limit.total_seconds() * 1000)
 
 
 def _to_text(value: str | bytes) -> str:

@@ -465,8 +465,24 @@ class StoreDelete:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreAllGather:
+    """Request. Gives `value` to all ranks. Reply: `StoreReply` with the values of all ranks, in their
+    order, sent once each of them has sent this request or `timeout_ms` is over (then `values` is
+    empty).
+    """
+
+    epoch: int
+    key: str
+    rank: int
+    world: int
+    value: str
+    timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreReply:
     value: str | None = None
+    values: tuple[str, ...] = ()
     number: int = 0
     error: str = ""
     """Not empty: the epoch is over."""
@@ -475,7 +491,8 @@ class StoreReply:
 FRAMES: tuple[type[Any], ...] = (
     Start, Cut, Regroup, GiveVector, GiveState, TakeState, Save, SaveHeld, ShowStack, Exit, Hello, Tracked, Stops,
     Standing, Regrouped, TakingState, StateTaken, Applied, AtBoundary, BoundaryReply, FetchChunk, FetchedChunk, Staged,
-    Parked, Finished, Failed, StoreSet, StoreGet, StoreAdd, StoreCompareSet, StoreCheck, StoreDelete, StoreReply,
+    Parked, Finished, Failed, StoreSet, StoreGet, StoreAdd, StoreCompareSet, StoreCheck, StoreDelete, StoreAllGather,
+    StoreReply,
 )  # fmt: skip
 _BY_NAME = {cls.__name__: cls for cls in FRAMES}
 

@@ -261,7 +261,7 @@ class Agent:
     def _listen(self, worker: Worker) -> None:
         assert worker.connection is not None
         while (envelope := self._read(worker.connection)) is not None:
-            if isinstance(envelope.frame, wire.StoreGet):
+            if isinstance(envelope.frame, wire.StoreGet | wire.StoreAllGather):
                 # It may wait for a key that this worker sends next.
                 threading.Thread(
                     target=self._reply, args=(worker, envelope), name="a-get", daemon=True
@@ -303,6 +303,8 @@ class Agent:
                 if frame.epoch != self.epoch:
                     return wire.StoreReply(error="the epoch is over")
                 return wire.StoreReply(value=self._keys.get(place))
+            case wire.StoreAllGather():
+                return self._all_gather(frame)
             case wire.StoreAdd():
                 with self._news:
                     place = frame.epoch, frame.key
@@ -324,6 +326,19 @@ class Agent:
             case wire.AtBoundary():
                 return self.boundary
         return None
+
+    def _all_gather(self, frame: wire.StoreAllGather) -> wire.StoreReply:
+        places = [(frame.epoch, f"{frame.key}/{rank}") for rank in range(frame.world)]
+        with self._news:
+            self._keys[places[frame.rank]] = frame.value
+            self._news.notify_all()
+            self._news.wait_for(
+                lambda: all(one in self._keys for one in places) or frame.epoch != self.epoch,
+                timeout=LIMIT,
+            )
+            if frame.epoch != self.epoch:
+                return wire.StoreReply(error="the epoch is over")
+            return wire.StoreReply(values=tuple(self._keys[one] for one in places))
 
     def _read(self, connection: socket.socket) -> wire.Envelope | None:
         head = _exactly(connection, wire.LENGTH.size)

@@ -34,6 +34,15 @@ class Keys:
                         lambda: frame.key in self._values, frame.timeout_ms / 1000
                     )
                     return wire.StoreReply(value=self._values.get(frame.key))
+                case wire.StoreAllGather():
+                    keys = [f"{frame.key}/{rank}" for rank in range(frame.world)]
+                    self._values[keys[frame.rank]] = frame.value
+                    self._changed.notify_all()
+                    if not self._changed.wait_for(
+                        lambda: all(key in self._values for key in keys), frame.timeout_ms / 1000
+                    ):
+                        return wire.StoreReply()
+                    return wire.StoreReply(values=tuple(self._values[key] for key in keys))
                 case wire.StoreCompareSet():
                     return wire.StoreReply(value=self._values.setdefault(frame.key, frame.desired))
                 case wire.StoreCheck():

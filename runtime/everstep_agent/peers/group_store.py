@@ -5,11 +5,13 @@ No rank hosts the rendezvous, so it survives the death of any rank. Values are b
 the wire format.
 """
 
+from collections.abc import Callable, Sequence
+
 from everstep_agent.waiting import Change
 from everstep_contract import wire
 
 HOLD_SECONDS = 10.0
-"""How long a `StoreGet` waits for its key. Then the caller asks again, until its own limit."""
+"""How long a request waits for keys that no rank has set yet. Then the caller asks again, until its own limit."""
 OVER = "the epoch is over"
 
 
@@ -27,14 +29,16 @@ class GroupStore:
         self._changed.fire()
 
     async def answer(self, frame: object, epoch: int) -> wire.StoreReply | None:
-        """The reply; None: the key of a held get does not exist yet, and the request's own limit is
-        not reached, so the caller must ask again.
+        """The reply; None: a key for which the request waits does not exist yet, and the request's
+        own limit is not reached, so the caller must ask again.
         """
         if epoch != self._epoch:
             return wire.StoreReply(error=OVER)
         match frame:
             case wire.StoreGet():
                 return await self._get(frame)
+            case wire.StoreAllGather():
+                return await self._all_gather(frame)
             case wire.StoreCheck():
                 return wire.StoreReply(number=int(all(k in self._values for k in frame.keys)))
         reply = self._write(frame)
@@ -67,12 +71,30 @@ class GroupStore:
         return wire.StoreReply(value=current if current is not None else frame.expected)
 
     async def _get(self, frame: wire.StoreGet) -> wire.StoreReply | None:
+        key = frame.key
+        return await self._wait(frame, [key], lambda: wire.StoreReply(value=self._values[key]))
+
+    async def _all_gather(self, frame: wire.StoreAllGather) -> wire.StoreReply | None:
+        self._values[f"{frame.key}/{frame.rank}"] = frame.value
+        self._changed.fire()
+        keys = [f"{frame.key}/{rank}" for rank in range(frame.world)]
+        return await self._wait(
+            frame, keys, lambda: wire.StoreReply(values=tuple(self._values[key] for key in keys))
+        )
+
+    async def _wait(
+        self,
+        frame: wire.StoreGet | wire.StoreAllGather,
+        keys: Sequence[str],
+        reply: Callable[[], wire.StoreReply],
+    ) -> wire.StoreReply | None:
         epoch, limit = frame.epoch, frame.timeout_ms / 1000
         found = await self._changed.until(
-            lambda: self._epoch != epoch or frame.key in self._values, min(limit, HOLD_SECONDS)
+            lambda: self._epoch != epoch or all(key in self._values for key in keys),
+            min(limit, HOLD_SECONDS),
         )
         if self._epoch != epoch:
             return wire.StoreReply(error=OVER)
-        if not found:
-            return wire.StoreReply() if limit <= HOLD_SECONDS else None
-        return wire.StoreReply(value=self._values[frame.key])
+        if found:
+            return reply()
+        return wire.StoreReply() if limit <= HOLD_SECONDS else None

@@ -130,7 +130,8 @@ class StoreCall:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreAnswer:
     value: str | None = None
+    values: tuple[str, ...] = ()
     number: int = 0
     error: str = ""
     pending: bool = False
-    """A held get reached its time limit: ask again."""
+    """The request was held up to its time limit: ask again."""

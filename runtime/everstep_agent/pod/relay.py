@@ -8,6 +8,7 @@ the group, and the coordinator starts another epoch.
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import Any
 
 from everstep_agent import logline
@@ -20,7 +21,7 @@ from everstep_contract import wire
 
 PATH = "/v1/store"
 STORE_SECONDS = HOLD_SECONDS + 5.0
-"""Limit of one call to the coordinator, which holds a `StoreGet` for `HOLD_SECONDS`. After it the
+"""Limit of one call to the coordinator, which holds it for at most `HOLD_SECONDS`. After it the
 call is repeated.
 """
 REACH_SECONDS = 10.0
@@ -38,8 +39,15 @@ STORE_FRAMES = (
     wire.StoreCompareSet,
     wire.StoreCheck,
     wire.StoreDelete,
+    wire.StoreAllGather,
 )
-REPEATABLE = (wire.StoreSet, wire.StoreGet, wire.StoreCompareSet, wire.StoreCheck)
+REPEATABLE = (
+    wire.StoreSet,
+    wire.StoreGet,
+    wire.StoreCompareSet,
+    wire.StoreCheck,
+    wire.StoreAllGather,
+)
 """Idempotent requests: they can be repeated whether or not a failed call was received."""
 
 
@@ -104,7 +112,7 @@ class Relay:
             frame = _less_time(frame)
 
     async def _ask(self, worker: Worker, frame: Any) -> wire.StoreReply | None:
-        """None: a held get reached its limit. Raises `PeerError`."""
+        """None: the coordinator held it up to its limit. Raises `PeerError`."""
         target = self.target
         if target is None or _is_over(worker, frame.epoch):
             return wire.StoreReply(error=OVER)
@@ -120,7 +128,9 @@ class Relay:
             return wire.StoreReply(error=OVER)
         if answer.pending:
             return None
-        return wire.StoreReply(value=answer.value, number=answer.number, error=answer.error)
+        return wire.StoreReply(
+            value=answer.value, values=answer.values, number=answer.number, error=answer.error
+        )
 
 
 def _is_over(worker: Worker, epoch: int) -> bool:
@@ -137,11 +147,13 @@ async def answer_call(group: GroupStore, call: StoreCall) -> StoreAnswer:
     reply = await group.answer(frame, call.epoch)
     if reply is None:
         return StoreAnswer(pending=True)
-    return StoreAnswer(value=reply.value, number=reply.number, error=reply.error)
+    return StoreAnswer(
+        value=reply.value, values=reply.values, number=reply.number, error=reply.error
+    )
 
 
 def _less_time(frame: Any) -> Any:
-    if not isinstance(frame, wire.StoreGet):
+    if not isinstance(frame, wire.StoreGet | wire.StoreAllGather):
         return frame
     left = max(1, frame.timeout_ms - round(HOLD_SECONDS * 1000))
-    return wire.StoreGet(epoch=frame.epoch, key=frame.key, timeout_ms=left)
+    return replace(frame, timeout_ms=left)
