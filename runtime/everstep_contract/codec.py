@@ -12,7 +12,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
@@ -59,11 +59,14 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(cls: type[T], raw: bytes | str) -> T:
+    return decode(cls, _parse(cls, raw))
+
+
+def _parse(cls: type, raw: bytes | str) -> Any:
     try:
-        document = json.loads(raw)
+        return json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise DecodeError(f"{cls.__name__}: not JSON: {error}") from None
-    return decode(cls, document)
 
 
 def decode(cls: type[T], document: Any, path: str = "") -> T:
@@ -77,6 +80,42 @@ def decode(cls: type[T], document: Any, path: str = "") -> T:
     except _Wrong as wrong:
         raise DecodeError(f"{path or cls.__name__}{wrong.path}: {wrong}") from None
     return found
+
+
+class Reader(Generic[T]):
+    """Reads documents that hardly differ from one another: what is as in the document before is not
+    converted again.
+    """
+
+    def __init__(self, cls: type[T]) -> None:
+        self._cls = cls
+        self._document: Any = None
+        self._found: T | None = None
+
+    def read(self, raw: bytes | str) -> T:
+        """Like `loads`."""
+        document = _parse(self._cls, raw)
+        try:
+            found: T = _convert(self._cls, document, self._document, self._found)
+        except (_Wrong, TypeError):
+            found = decode(self._cls, document)  # the error names the place
+        self._document, self._found = document, found
+        return found
+
+
+def _convert(hint: Any, raw: Any, former: Any, converted: Any) -> Any:
+    """Convert a value, given what a `former` one was `converted` to. Raises `_Wrong`."""
+    cls = type(converted)
+    if not dataclasses.is_dataclass(cls) or not isinstance(raw, dict):
+        return _decoder(hint)(raw)
+    known = {
+        name: getattr(converted, name)
+        if name in former and former[name] == raw[name]
+        else _convert(inner, raw[name], former.get(name), getattr(converted, name))
+        for name, inner in _hints(cls).items()
+        if name in raw
+    }
+    return cls(**known)
 
 
 class _Wrong(Exception):

@@ -70,3 +70,29 @@ async def test_check_and_delete():
     assert (await group.answer(wire.StoreCheck(epoch=3, keys=("k", "l")), 3)).number == 0
     assert (await group.answer(wire.StoreDelete(epoch=3, key="k"), 3)).number == 1
     assert (await group.answer(wire.StoreDelete(epoch=3, key="k"), 3)).number == 0
+
+
+def all_gather(rank: int, value: bytes, timeout_ms: int = 5000) -> wire.StoreAllGather:
+    return wire.StoreAllGather(
+        epoch=3, key="k", rank=rank, world=2, value=text(value), timeout_ms=timeout_ms
+    )
+
+
+async def test_an_all_gather_is_held_until_all_ranks_have_sent_theirs():
+    group = await opened()
+    first = asyncio.create_task(group.answer(all_gather(1, b"one"), 3))
+    await asyncio.sleep(0)
+    assert not first.done()
+    second = await group.answer(all_gather(0, b"zero"), 3)
+    assert second.values == (text(b"zero"), text(b"one"))
+    assert (await first) == second
+
+
+async def test_an_all_gather_without_a_rank_ends_with_its_time_limit_or_its_epoch():
+    group = await opened()
+    reply = await group.answer(all_gather(1, b"one", timeout_ms=10), 3)
+    assert (reply.values, reply.error) == ((), "")
+    waits = asyncio.create_task(group.answer(all_gather(1, b"one"), 3))
+    await asyncio.sleep(0)
+    group.open_epoch(4)
+    assert (await waits).error

@@ -1,4 +1,5 @@
 import enum
+import re
 from dataclasses import dataclass, field
 
 import pytest
@@ -69,3 +70,54 @@ def test_a_document_of_another_shape_is_refused_by_field(document: str, said: st
         codec.loads(Outer, document)
     assert said in str(caught.value)
     assert len(str(caught.value)) < 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    count: int
+    part: Outer | None = None
+    others: tuple[Outer, ...] = ()
+
+
+def test_a_reader_finds_what_a_decoder_finds_and_keeps_what_is_as_before() -> None:
+    reader = codec.Reader(Whole)
+    part = Outer(name="x", inner=(Inner(n=1),), by_slot={1: 0.5})
+    for value in (
+        Whole(count=2, part=part, others=(part,)),
+        Whole(count=2, part=Outer(name="y", inner=(Inner(n=1),))),
+        Whole(count=2),
+        Whole(count=3, part=Outer(name="z", maybe=1.0), others=(part, part)),
+        Whole(count=3, part=part, others=(part,)),
+    ):
+        assert reader.read(codec.dumps(value)) == value
+    kept = codec.Reader(Whole)
+    first = kept.read(codec.dumps(Whole(count=1, part=part, others=(part,))))
+    changed = Outer(name="changed", inner=part.inner, by_slot=part.by_slot)
+    second = kept.read(codec.dumps(Whole(count=2, part=changed, others=(part,))))
+    assert first.part is not None
+    assert second.part is not None
+    assert second.others is first.others
+    assert second.part.inner is first.part.inner
+
+
+def test_a_reader_takes_the_default_of_what_the_next_document_lacks() -> None:
+    reader = codec.Reader(Outer)
+    reader.read('{"name": "x", "flag": true, "maybe": 1.5}')
+    assert reader.read('{"name": "x"}') == Outer(name="x")
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ('{"name": 1}', "Outer.name: expected str, found 1"),
+        ('{"name": "x", "inner": [{"n": "a"}]}', "Outer.inner[0].n: expected int"),
+        ("{}", "name"),
+        ("[]", "Outer: expected an object, found list"),
+    ],
+)
+def test_a_reader_refuses_by_field_and_reads_on(document: str, said: str) -> None:
+    reader = codec.Reader(Outer)
+    known = reader.read('{"name": "x", "inner": [{"n": 1}]}')
+    with pytest.raises(codec.DecodeError, match=re.escape(said)):
+        reader.read(document)
+    assert reader.read('{"name": "x", "inner": [{"n": 1}]}') == known

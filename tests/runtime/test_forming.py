@@ -49,14 +49,24 @@ def test_a_worker_with_an_unknown_way_does_not_start(monkeypatch: pytest.MonkeyP
         run(lambda job: None)
 
 
-def test_all_ranks_go_the_way_of_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = [AgentStore(shared, 1) for shared in [Keys()] * 2]
-    monkeypatch.setattr(forming, "can_reconfigure", lambda: True)
-    assert forming._agree(keys[0], forming.RECONFIGURE) == forming.RECONFIGURE
-    assert forming._agree(keys[1], forming.REINIT) == forming.RECONFIGURE
+def test_a_rank_that_cannot_go_the_way_of_rank_0_is_told_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(forming, "can_reconfigure", lambda: False)
-    with pytest.raises(RuntimeError, match="give all ranks the same setting"):
-        forming._agree(keys[1], forming.REINIT)
+    shared = Keys()
+
+    def go(rank: int) -> str:
+        way = forming.REINIT if rank else forming.RECONFIGURE
+        try:
+            forming._meet(AgentStore(shared, 1), forming.Place(1, rank, 2, "127.0.0.1"), way)
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(2) as threads:
+        said = list(threads.map(go, range(2)))
+    assert all("rank 0 has EVERSTEP_GROUP_FORMING=reconfigure" in one for one in said)
+    assert all("give all ranks the same setting" in one for one in said)
 
 
 @reconfigurable

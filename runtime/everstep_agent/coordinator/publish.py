@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from everstep_agent.peers.epoch_level import Stage
 from everstep_agent.peers.messages import Levels
 from everstep_agent.waiting import Change
 from everstep_contract import codec
@@ -46,6 +47,9 @@ class Board:
         if self._sealed or _matter(document) == _matter(self._levels):
             return False
         fresh = replace(document, version=self._levels.version + 1, seen=self._build_seen())
+        if _only_claimed(fresh, self._levels):
+            self._set(replace(fresh, version=self._levels.version))
+            return True
         if fresh.end is not None and self._levels.end is None:
             self._end_version = fresh.version
         self._set(fresh)
@@ -96,6 +100,17 @@ class Board:
         else:
             told = self._served_at > since
         return told and all(self._read.get(a, 0) >= version for a in readers)
+
+
+def _only_claimed(new: Levels, old: Levels) -> bool:
+    """Whether the only news is that the claim of an epoch whose group is still being formed is in the
+    log. Readers can wait for it until the group is formed: each document that they read takes a core
+    that a rank needs.
+    """
+    if new.epoch is None or old.epoch is None or new.epoch.stage is not Stage.STARTING:
+        return False
+    then = replace(old.epoch, unclaimed=new.epoch.unclaimed)
+    return _matter(replace(old, epoch=then, claimed=new.claimed)) == _matter(new)
 
 
 def _matter(document: Levels) -> tuple[object, ...]:

@@ -57,12 +57,16 @@ class PeerClient:
     async def close(self) -> None:
         self._connection.close()
 
-    async def call(self, path: str, body: Any, answer: type[T], *, timeout: float) -> T:
+    async def call(
+        self, path: str, body: Any, answer: type[T] | codec.Reader[T], *, timeout: float
+    ) -> T:
         """The decoded answer. Raises `PeerError` after `timeout` seconds at the latest, also for an
         answer that cannot be decoded.
         """
         raw = await self.fetch(path, body, timeout=timeout)
         try:
+            if isinstance(answer, codec.Reader):
+                return answer.read(raw)
             return codec.loads(answer, raw)
         except codec.DecodeError as error:
             raise PeerError(f"{self.address}{path}: {error}", refused=True) from None

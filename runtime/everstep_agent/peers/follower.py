@@ -21,7 +21,7 @@ from everstep_agent.peers.following import (
     find_unreached,
 )
 from everstep_agent.peers.messages import Accepted, After, Levels, Who
-from everstep_contract import levels
+from everstep_contract import codec, levels
 
 WHO_SECONDS = 1.5
 """Limit for a peer to answer whom it follows. After it the peer counts as unreachable, and the
@@ -238,12 +238,12 @@ class Follower:
             call.cancel()
 
     async def _keep_reading(self, client: PeerClient) -> None:
-        version = 0
+        version, reader = 0, codec.Reader(Levels)
         while True:
             published = await client.call(
                 "/v1/levels",
                 After(version=version, reader=self._here.me.address),
-                Levels,
+                reader,
                 timeout=LEVELS_SECONDS,
             )
             if published.version != version:

@@ -198,7 +198,8 @@ class Pod:
         self._hang_watch.end(level.hung, self.me.slot, self._node)
         if level.successor > self.joined:
             self.joined, self.joined_token = level.successor, level.successor_token
-            self._touch()
+            if level.stage is not Stage.HOLD or self._all_stand():
+                self._touch()
         self.saves.follow(level, published.seen.good)
         if self._arming.arm(level, current):
             self._touch()
@@ -266,7 +267,6 @@ class Pod:
         self.workers.continue_in(
             mine.lives, lambda worker: build_regroup(worker.local, level, mine)
         )
-        self._touch()
 
     def _wants_fresh(self, published: Levels) -> bool:
         if self.quiet or self.leaving or self.deaths.over:
@@ -412,7 +412,7 @@ class Pod:
                 kind = type(frame).__name__
                 self.line.say("frame_ignored", local=worker.local, pid=worker.pid, kind=kind)
                 return
-        if not isinstance(frame, wire.Applied):
+        if not isinstance(frame, (wire.Applied, wire.Standing, wire.Regrouped)):
             self._touch()
         if isinstance(frame, (wire.Hello, wire.Parked)) and self._newest is not None:
             self.apply(self._newest)
@@ -422,12 +422,23 @@ class Pod:
             worker.standing = frame
             if worker.state in (State.STARTED, State.TRACKED):
                 worker.state = State.HELD
+        holds = self.level is not None and self.level.stage is Stage.HOLD
+        if not holds or frame.problem or self._all_stand():
+            self._touch()
+
+    def _all_stand(self) -> bool:
+        """Whether all living local ranks have reported their standing. Until then this agent has no
+        news for a coordinator that waits for it, and a report would only take a core that a rank needs.
+        """
+        return all(w.standing is not None for w in self.workers.current.values() if w.alive)
 
     def _regrouped(self, worker: Worker, frame: wire.Regrouped) -> None:
         if frame.problem:
             self.line.say("regroup_failed", rank=worker.rank, message=frame.problem)
         elif frame.epoch == worker.epoch and worker.state is State.HELD and not worker.standing:
             worker.state = State.TRACKED
+        if frame.problem or all(w.state is not State.HELD for w in self.workers.current.values()):
+            self._touch()
 
     def _say_that_it_runs(self, worker: Worker) -> None:
         if (found := worker.tracked) is None:
