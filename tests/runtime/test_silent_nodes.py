@@ -137,7 +137,7 @@ async def test_what_a_minority_holds_outlives_its_rank(
         await gang.until(lambda _: worker.whole >= LEARNT, 60)
         held = worker.whole
         os.kill(gang.worker(1), signal.SIGKILL)
-        await gang.until(lambda s: s.incidents[-1].cause == "WorkerDied")
+        await gang.until(lambda s: s.incidents and s.incidents[-1].cause == "WorkerDied")
         gang.want(gone=(levels.SlotAttempt(slot=0, attempt=0),))
         await gang.start(0, 1)
         await gang.until(lambda s: any(not i.open for i in s.incidents), 60)
