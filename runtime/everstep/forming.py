@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -176,8 +177,8 @@ class _Kept:
 
 _kept: _Kept | None = None
 """What the last `reconfigure` formed."""
-_gloo_keys: meeting.MeshStore | None = None
-"""Where gloo leaves its addresses while the default group is made; None: in the group's own store."""
+_gloo_keys: ContextVar[meeting.MeshStore | None] = ContextVar("gloo_keys", default=None)
+"""Where gloo leaves its addresses while this thread makes the default group; None: in the group's own store."""
 _forming = threading.Lock()
 """Held while a group is formed, because torch keeps its default group in globals. A formation that
 a second loss interrupts fails within `FORMING`; the next one waits for that.
@@ -197,7 +198,6 @@ def _end_former() -> None:
 
 def _make(keys: Any, place: Place, connections: Mesh | None, **settings: Any) -> None:
     """Make torch's default group."""
-    global _gloo_keys
     # torch names a group by a counter, and the name is part of its keys: after a formation that
     # failed on this rank alone, it would wait for keys that no other rank sets.
     dist.distributed_c10d._world.group_count = 0
@@ -205,7 +205,8 @@ def _make(keys: Any, place: Place, connections: Mesh | None, **settings: Any) ->
     if torch.cuda.is_available():
         for name, value in NCCL_SETTINGS.items():
             os.environ.setdefault(name, value)
-    _gloo_keys = None if connections is None else meeting.MeshStore(connections, FORMING)
+    own = None if connections is None else meeting.MeshStore(connections, FORMING)
+    token = _gloo_keys.set(own)
     try:
         dist.init_process_group(
             f"cpu:{_BACKEND},cuda:{_NCCL}" if torch.cuda.is_available() else _BACKEND,
@@ -216,7 +217,7 @@ def _make(keys: Any, place: Place, connections: Mesh | None, **settings: Any) ->
             **settings,
         )
     finally:
-        _gloo_keys = None
+        _gloo_keys.reset(token)
 
 
 def _found(place: Place, before: Mapping[int, str]) -> TorchGroup:
@@ -363,7 +364,7 @@ def _register(address: str | None) -> None:
     def create(options: Any, _: object) -> Any:
         reconfigured = getattr(options, "enable_reconfigure", False)
         made = dist.ProcessGroupGloo(
-            _gloo_keys or options.store,
+            _gloo_keys.get() or options.store,
             options.group_rank,
             options.group_size,
             make_options(address, reconfigured),

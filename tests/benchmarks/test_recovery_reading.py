@@ -75,6 +75,12 @@ def a_line(t: float, step: int, rank: int, world: int, *samples: int) -> Line:
     )
 
 
+def test_a_step_that_the_end_of_the_run_interrupts_loses_no_samples() -> None:
+    """The rank without a line has the lower half of each shard's samples."""
+    found = lines(*BEFORE, (3.0, 1, 3, 0, (4, 5)), (3.1, 2, 3, 1, (6, 7)), (4.0, 2, 4, 1, (10, 11)))
+    assert judge(found, 2.5, SIZE).samples_lost == 0
+
+
 def test_samples_that_a_smaller_group_left_out_are_lost() -> None:
     after = (
         (3.0, 90, 3, 0, (4,)),

@@ -30,7 +30,7 @@ def judge(lines: Sequence[Line], fault: float, size: int) -> Cost:
     before = [line for line in lines if line.t <= fault]
     after = [line for line in lines if line.t > fault]
     newest = max((line.step for line in before), default=0)
-    history = list_history(lines)
+    history = leave_out_unfinished(list_history(lines))
     lost, repeated = count_samples(history, size)
     complete = find_complete(after, newest, 1)
     return Cost(
@@ -55,6 +55,17 @@ def list_history(lines: Sequence[Line]) -> list[Line]:
         for line in lines
         if not any(later.began > line.t and later.step <= line.step for later in first.values())
     ]
+
+
+def leave_out_unfinished(history: Sequence[Line]) -> list[Line]:
+    """The history without the newest step, if not all its ranks have logged it: the run's processes
+    were ended meanwhile.
+    """
+    newest = max((line.step for line in history), default=0)
+    own = [line for line in history if line.step == newest]
+    if len({line.rank for line in own}) == max((line.world for line in own), default=0):
+        return list(history)
+    return [line for line in history if line.step < newest]
 
 
 def count_samples(history: Sequence[Line], size: int) -> tuple[int, int]:
