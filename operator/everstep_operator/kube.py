@@ -328,11 +328,12 @@ class Kube:
 
 
 def _outcome(method: str, path: str, error: KubeError) -> str:
-    """A refused pod is most often a user's quota or template: it is reported at the job, and does
-    not count as a write that Everstep may not do.
+    """A refused pod is most often a user's quota or template, and so is the Secret that it needs: it
+    is reported at the job, and does not count as a write that Everstep may not do. A missing right
+    does.
     """
-    refused = isinstance(error, Denied | Invalid)
-    if refused and method == "POST" and path.endswith("/pods"):
+    refused = isinstance(error, Denied | Invalid) and "cannot create resource" not in error.message
+    if refused and method == "POST" and path.endswith(("/pods", "/secrets")):
         return "PodRefused"
     return type(error).__name__
 

@@ -42,11 +42,25 @@ async def port(answers: list[web.Response], tmp_path: Path) -> AsyncIterator[Kub
     await found.close()
 
 
-@pytest.mark.parametrize(("kind", "counted"), [(kube.PODS, "PodRefused"), (kube.EVENTS, "Denied")])
-async def test_a_refused_pod_does_not_count_as_a_right_that_is_missing(
-    answers: list[web.Response], port: Kube, kind: kube.Kind, counted: str
+QUOTA = "forbidden: exceeded quota: small, requested: count/secrets=1, used: 5, limited: 5"
+NO_RIGHT = 'forbidden: User "everstep-operator" cannot create resource "pods" in API group "" in the namespace "team"'
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "counted"),
+    [
+        (kube.PODS, QUOTA, "PodRefused"),
+        (kube.SECRETS, QUOTA, "PodRefused"),
+        (kube.EVENTS, QUOTA, "Denied"),
+        (kube.PODS, NO_RIGHT, "Denied"),
+        (kube.SECRETS, NO_RIGHT, "Denied"),
+    ],
+)
+async def test_only_what_a_users_quota_refuses_does_not_count_as_a_right_that_is_missing(
+    answers: list[web.Response], port: Kube, kind: kube.Kind, text: str, counted: str
 ) -> None:
-    answers.append(web.json_response({"kind": "Status", "reason": "Forbidden"}, status=403))
+    told = {"kind": "Status", "reason": "Forbidden", "message": text}
+    answers.append(web.json_response(told, status=403))
     with pytest.raises(kube.Denied):
         await port.create(kind, {"metadata": {"name": "x"}}, "team")
     assert port.calls == {("POST", counted): 1}
