@@ -254,7 +254,7 @@ def _stopped(
         total = sum(p.seconds for p in phases if p.name not in STEPPING)
         return round(total, 3), "measured by the job"
     if "running" in marks:
-        since = marks["left"] if all_left else min(marks.values())
+        since = marks["left"] if all_left else 0.0
         return round(max(0.0, marks["running"] - since), 3), "seen by the operator"
     return None, "not measured"
 

@@ -49,6 +49,17 @@ def test_where_one_did_not_leave_in_order_steps_ended_at_the_beginning() -> None
     assert built()["inc-22f445b229"].cost.seconds == pytest.approx(22.832)
 
 
+def test_the_cost_counts_from_the_beginning_also_if_the_first_mark_is_later() -> None:
+    """Nobody lived to measure the end. The first mark is 60 s after the steps had ended."""
+    entry = {
+        "id": "a", "open": False, "slot": 1, "startedAt": "2026-01-01T00:00:00.000Z",
+        "phases": [{"name": "detect", "ms": 900}], "recoverySeconds": 75.0,
+        "marks": [{"name": "deleted", "seconds": 60.1}, {"name": "running", "seconds": 75.0}],
+    }  # fmt: skip
+    (found,) = incidents.build_incidents(recordings.job(incidents=[entry]))
+    assert found.cost.seconds == entry["recoverySeconds"]
+
+
 def test_the_jobs_own_phases_count_if_it_saw_the_end_and_the_wait_for_the_boundary_does_not() -> (
     None
 ):
