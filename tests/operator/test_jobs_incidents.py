@@ -7,7 +7,8 @@ import pytest
 from everstep_contract.levels import Phase, RuntimeIncident
 from everstep_operator.jobs.observed import NodeFact, Observed
 from everstep_operator.jobs.plan import plan
-from everstep_operator.model_status import Incident
+from everstep_operator.jobs.stamps import to_fine_stamp
+from everstep_operator.model_status import Incident, Mark, MovedSlot
 from everstep_operator.values import NodeState
 from job_builders import (
     NOW,
@@ -15,6 +16,7 @@ from job_builders import (
     a_left,
     a_pod,
     a_seen,
+    a_slot,
     a_spec,
     a_status,
     a_verdict,
@@ -63,6 +65,27 @@ def test_a_verdict_that_explains_a_death_takes_its_incident_over() -> None:
     assert (incident.rung, incident.open) == ("restart", True), (
         "the slot's new pod does not train yet"
     )
+
+
+def test_marks_count_from_the_beginning_that_the_job_reports_after_the_operator_has_acted() -> None:
+    move = Incident(
+        id="pod-1", cause="PodDeleted", slot=1, attempt=1, slots=[MovedSlot(slot=1, attempt=1)],
+        started_at=to_fine_stamp(NOW - 2), marks=[Mark(name="deleted", seconds=0.5)],
+    )  # fmt: skip
+    slots = [a_slot(0), a_slot(1, 2, incident="pod-1"), a_slot(2)]
+    lost = told(
+        cause="AgentLost", open=False, rung="regroup",
+        phases=(Phase(name="detect", ms=9000), Phase(name="first_step", ms=1000)),
+    )  # fmt: skip
+    observed = an_observation(
+        job=a_job(status=a_status(slots=slots, incidents=[move])),
+        pods=(a_pod(0), a_pod(1, 2), a_pod(2)),
+        seen=a_seen(((0, 1), (2, 1)), incidents=(lost,)),
+    )
+    (incident,) = incidents_after(observed)
+    assert (incident.job_id, incident.started_at) == ("lm-1", to_fine_stamp(NOW - 10))
+    marks = {m.name: m.seconds for m in incident.marks}
+    assert (marks["deleted"], marks["resumed"]) == (8.5, 10.0)
 
 
 def test_the_events_of_an_explained_death_bear_its_id_and_name_the_quarantine() -> None:

@@ -18,7 +18,7 @@ from everstep_operator.jobs.marks import build_scene, list_moved, set_marks
 from everstep_operator.jobs.membership import UNCOUNTED, Decision, Leave, Raise, Stay
 from everstep_operator.jobs.observed import Observed
 from everstep_operator.jobs.stamps import to_fine_stamp, to_seconds
-from everstep_operator.model_status import Incident, MovedSlot, PhaseTiming
+from everstep_operator.model_status import Incident, Mark, MovedSlot, PhaseTiming
 
 KEPT = 10
 """How many closed faults are kept (`faults.group_by_fault`)."""
@@ -169,6 +169,8 @@ def _absorbed(opened: Incident, told: Incident, *, charged: str | None = None) -
     """Merge the job's report of a loss into the incident that explains it: one incident, which
     began when the first of the two did.
     """
+    started = min(opened.started_at, told.started_at)
+    earlier = (to_seconds(opened.started_at) or 0.0) - (to_seconds(started) or 0.0)
     return opened.model_copy(
         update={
             "job_id": told.id if told.id != opened.id else None,
@@ -178,7 +180,10 @@ def _absorbed(opened: Incident, told: Incident, *, charged: str | None = None) -
             "steps_lost": told.steps_lost,
             "recovery_seconds": told.recovery_seconds,
             "phases": told.phases,
-            "started_at": min(opened.started_at, told.started_at),
+            "started_at": started,
+            "marks": [
+                Mark(name=m.name, seconds=round(m.seconds + earlier, 3)) for m in opened.marks
+            ],
         }
     )
 
