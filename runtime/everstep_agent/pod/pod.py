@@ -34,7 +34,7 @@ from everstep_agent.pod.pod_saves import PodSaves
 from everstep_agent.pod.relay import STORE_FRAMES, Relay
 from everstep_agent.pod.save_queue import Listener
 from everstep_agent.pod.share_reader import ShareReader
-from everstep_agent.pod.time_ledger import TimeLedger
+from everstep_agent.pod.time_ledger import TimeLedger, is_spare
 from everstep_agent.pod.worker import Worker
 from everstep_agent.pod.worker_report import build_worker_report, find_unheard_of
 from everstep_agent.pod.worker_start import (
@@ -163,6 +163,8 @@ class Pod:
             self.news.set()
         self._newest, self.deaths.wanted = published, published.wanted
         self.deaths.look(time.monotonic())
+        if is_spare(published, levels.SlotAttempt(slot=self.me.slot, attempt=self.me.attempt)):
+            self._ledger.spare(time.monotonic(), first=self.epoch == 0)
         level = published.epoch
         if level is not None and level.stage in (Stage.CUT, Stage.OVER):
             self._cut_heard = max(self._cut_heard, level.number)

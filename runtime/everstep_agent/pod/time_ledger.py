@@ -2,7 +2,18 @@
 trains, the agent before and after. Pure.
 """
 
+from everstep_agent.peers.epoch_level import Stage
+from everstep_agent.peers.messages import Levels
+from everstep_contract.levels import SlotAttempt
 from everstep_contract.position import Position
+
+
+def is_spare(published: Levels, pod: SlotAttempt) -> bool:
+    """Whether the job trains at full size, and the pod waits for the place of another one."""
+    level = published.epoch
+    if level is None or level.stage is not Stage.RUNNING or pod not in published.seen.spares:
+        return False
+    return len({m.slot for m in level.members}) >= published.wanted.want_workers
 
 
 class TimeLedger:
@@ -15,6 +26,8 @@ class TimeLedger:
         self._pages: dict[tuple[int, int], dict[str, float]] = {}
         self._resting: dict[int, float] = {}
         """Local rank → since when it has had no worker that trains."""
+        self._spare = False
+        """The pod is a spare, or was one until the job lost a member."""
 
     def page(self, local: int, life: int, position: Position) -> None:
         """Note what the worker itself has accounted for since its Start."""
@@ -34,6 +47,14 @@ class TimeLedger:
             self.charge("detect", now - since)
             self._resting[local] = now
 
+    def spare(self, now: float, *, first: bool) -> None:
+        """The pod is a spare until now: it has no rank. `status.spareSeconds` has its time."""
+        if not self._spare:
+            for since in self._resting.values():
+                self.charge(_waits(first=first), now - since)
+        self._spare = True
+        self._resting = dict.fromkeys(self._resting, now)
+
     def rests(self, local: int) -> bool:
         return local in self._resting
 
@@ -42,8 +63,9 @@ class TimeLedger:
         for since in self._resting.values():
             waited = now - since
             self.charge("restore", min(restore, waited))
-            self.charge("startup" if first else "regroup", waited - min(restore, waited))
+            self.charge(_waits(first=first and not self._spare), waited - min(restore, waited))
         self._resting.clear()
+        self._spare = False
 
     def charge(self, category: str, seconds: float) -> None:
         self._settled[category] = self._settled.get(category, 0.0) + max(0.0, seconds)
@@ -54,3 +76,8 @@ class TimeLedger:
             for name, spent in page.items():
                 total[name] = total.get(name, 0.0) + spent
         return {k: round(v, 3) for k, v in total.items() if v > 0}
+
+
+def _waits(*, first: bool) -> str:
+    """The category of a rank that waits for its epoch."""
+    return "startup" if first else "regroup"
