@@ -18,7 +18,7 @@ def test_every_second_of_a_rank_that_died_is_charged_once():
     ledger.rest(0, 5.0)
     ledger.cut(7.0)
     ledger.begin(10.0, restore=1.0, first=False)
-    found = ledger.total()
+    found = ledger.total(10.0, "regroup")
     assert found == {"step": 3.0, "wait": 1.0, "detect": 3.0, "restore": 1.0, "regroup": 2.0}
     assert sum(found.values()) == 10.0
 
@@ -27,7 +27,7 @@ def test_a_rank_that_waits_to_leave_in_order_is_idle():
     ledger = TimeLedger()
     ledger.page(0, 1, Position(seconds={"step": 3.0}))
     ledger.tail(0, 1, 4.0, "idle")
-    assert ledger.total() == {"step": 3.0, "idle": 1.0}
+    assert ledger.total(5.0, "idle") == {"step": 3.0, "idle": 1.0}
 
 
 def test_the_hours_of_a_spare_are_no_ranks_seconds_and_those_around_them_are():
@@ -37,7 +37,25 @@ def test_the_hours_of_a_spare_are_no_ranks_seconds_and_those_around_them_are():
     for now in (20.0, 24.0, 7200.0):
         ledger.spare(now, first=True)
     ledger.begin(7201.0, restore=0.0, first=True)
-    assert ledger.total() == {"startup": 20.0, "regroup": 1.0}
+    assert ledger.total(7201.0, "startup") == {"startup": 20.0, "regroup": 1.0}
+
+
+def test_the_time_of_a_rank_that_still_waits_counts_too():
+    """It dies at 5, and is cut at 7; at 100 there is still no room for the job, and its pod ends."""
+    ledger = TimeLedger()
+    ledger.page(0, 1, Position(seconds={"step": 5.0}))
+    ledger.rest(0, 5.0)
+    assert ledger.total(6.0, "regroup") == {"step": 5.0, "regroup": 1.0}
+    ledger.cut(7.0)
+    assert ledger.total(100.0, "regroup") == {"step": 5.0, "detect": 2.0, "regroup": 93.0}
+
+
+def test_a_spare_that_is_not_needed_adds_nothing():
+    ledger = TimeLedger()
+    ledger.rest(0, 0.0)
+    assert ledger.total(10.0, "startup") == {"startup": 10.0}
+    ledger.spare(20.0, first=True)
+    assert ledger.total(24.0, "startup") == {"startup": 20.0}
 
 
 @pytest.mark.parametrize(("wanted", "spare"), [(2, True), (3, False)])

@@ -609,8 +609,20 @@ class Pod:
                 self.deaths.waits, self.me.slot, self.me.attempt, now
             ),
             failure=self.deaths.failure,
-            seconds=self._ledger.total(),
+            seconds=self._ledger.total(now, self._waits_as),
         )
+
+    @property
+    def _waits_as(self) -> str:
+        """The time ledger's category for local ranks that wait now."""
+        newest = self._newest
+        stops = newest is not None and (
+            newest.end is not None or newest.wanted.stop is not levels.Stop.NONE
+        )
+        leaves = self.leaving or (newest is not None and self.me.slot in newest.wanted.leave)
+        if self.quiet or stops or leaves:
+            return "idle"
+        return "startup" if self.epoch == 0 else "regroup"
 
     def _held(self) -> EpochLevel | None:
         if self.workers.group_over():

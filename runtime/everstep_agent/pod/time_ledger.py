@@ -70,8 +70,13 @@ class TimeLedger:
     def charge(self, category: str, seconds: float) -> None:
         self._settled[category] = self._settled.get(category, 0.0) + max(0.0, seconds)
 
-    def total(self) -> dict[str, float]:
+    def total(self, now: float, waits: str) -> dict[str, float]:
+        """All seconds until `now`. Those of ranks that still wait count as `waits`: only later is it
+        known whether they wait for a download, or for somebody to act on their loss.
+        """
         total = dict(self._settled)
+        waited = 0.0 if self._spare else sum(now - since for since in self._resting.values())
+        total[waits] = total.get(waits, 0.0) + max(0.0, waited)
         for page in self._pages.values():
             for name, spent in page.items():
                 total[name] = total.get(name, 0.0) + spent
