@@ -60,6 +60,7 @@ class History:
 
     facts: NodeFacts = field(default_factory=a_node)
     now: float = START
+    steady: float = 0.0
     memory: signals.NodeMemory = field(default_factory=signals.NodeMemory)
     died_at: float | None = None
     energy: float = 0.0
@@ -69,10 +70,16 @@ class History:
     def scrape(self, *outcomes: Page | ScrapeFailure, moving: bool = True) -> "History":
         """Scrape once per outcome. With `moving`, every GPU has used energy since the last page."""
         for outcome in outcomes:
-            self.now += 1.0
+            self.now, self.steady = self.now + 1.0, self.steady + 1.0
             self.energy += 300.0 if moving else 0.0
             shown = self._with_energy(outcome) if isinstance(outcome, Page) else outcome
-            scrape = Scrape(node=self.facts.name, started=self.now, seconds=0.01, outcome=shown)
+            scrape = Scrape(
+                node=self.facts.name,
+                started=self.now,
+                steady=self.steady,
+                seconds=0.01,
+                outcome=shown,
+            )
             self.memory = signals.remember(self.memory, scrape, self.facts, RULES, LIMITS)
         return self
 

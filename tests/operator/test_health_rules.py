@@ -246,6 +246,24 @@ def test_frozen_values_become_silence_but_only_if_they_ever_moved() -> None:
     assert never.finding().silent == ""
 
 
+@pytest.mark.parametrize("seconds", [3600.0, -3600.0])
+def test_a_clock_that_is_set_freezes_no_values(seconds: float) -> None:
+    history = History().scrape(HEALTHY, HEALTHY)
+    history.now += seconds
+    assert history.finding().silent == ""
+    assert history.scrape(HEALTHY, moving=False).finding().silent == "", "the same sample again"
+    frozen = history.scrape(*[HEALTHY] * 130, moving=False).finding()
+    assert frozen.silent_reason == "ExporterFrozen"
+
+
+def test_pages_that_nobody_has_read_are_not_frozen() -> None:
+    """The API server did not answer the lists of exporter pods for minutes."""
+    history = History().scrape(HEALTHY, HEALTHY)
+    history.now, history.steady = history.now + 300.0, history.steady + 300.0
+    assert history.finding().silent == ""
+    assert history.scrape(HEALTHY).finding().silent == ""
+
+
 def test_a_reboot_clears_latches_and_keeps_the_list_of_gpus() -> None:
     history = History().scrape(HEALTHY, XID64).rebooted().scrape(HEALTHY)
     assert history.states() == []
@@ -322,6 +340,13 @@ def test_the_doubt_about_a_silent_node_ends() -> None:
     history = History().scrape(HEALTHY, HEALTHY)
     history.died_at = history.now + 0.5
     assert not history.scrape(*[a_failure()] * 20).finding().doubt
+
+
+def test_a_clock_that_is_set_back_ends_the_doubt() -> None:
+    history = History().scrape(HEALTHY)
+    history.died_at = history.now + 0.5
+    history.now -= 3600.0
+    assert not history.scrape(HEALTHY, HEALTHY).finding().doubt
 
 
 def test_a_node_without_exporter_is_never_doubted() -> None:

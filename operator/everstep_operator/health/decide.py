@@ -50,7 +50,7 @@ def decide_node(
     ]
     claims += _all_missing(memory, facts, limits)
     claims.sort(key=lambda c: (not c.convicts, c.evidence.first_seen, c.evidence.identity))
-    silent_reason, silent = _silence(memory, limits, now)
+    silent_reason, silent = _silence(memory, limits)
     return Finding(
         node=facts.name,
         claims=tuple(claims),
@@ -162,7 +162,7 @@ def _gpu(uuid: str, gpu: GpuMemory) -> str:
     return f"GPU {gpu.index} ({uuid})" if gpu.index else f"GPU {uuid}"
 
 
-def _silence(memory: NodeMemory, limits: Limits, now: float) -> tuple[str, str]:
+def _silence(memory: NodeMemory, limits: Limits) -> tuple[str, str]:
     if memory.failure is not None and memory.failures >= limits.silent_scrapes:
         since = shown_time(memory.failing_since)
         if memory.failure.kind is FailureKind.CONTESTED:
@@ -170,14 +170,19 @@ def _silence(memory: NodeMemory, limits: Limits, now: float) -> tuple[str, str]:
             return REASON_CONTESTED, f"{said}. {LEAVE_ONE}"
         said = f"every scrape since {since} failed: {memory.failure.message}"
         return REASON_SILENT, f"{said}; the state of its GPUs is unknown"
-    moved = memory.energy_moved
-    if moved is not None and not memory.failures and now - moved > limits.frozen:
-        said = (
-            f"the exporter answers, but no GPU's energy counter has risen since {shown_time(moved)}: restart "
-            "dcgm-exporter"
-        )
+    if memory.energy_moved is not None and not memory.failures and _is_frozen(memory, limits):
+        since = shown_time(memory.energy_moved)
+        said = f"the exporter answers, but no GPU's energy counter has risen since {since}: restart dcgm-exporter"
         return REASON_FROZEN, f"{said}; the state of its GPUs is unknown"
     return "", ""
+
+
+def _is_frozen(memory: NodeMemory, limits: Limits) -> bool:
+    """Whether the pages of a long time show the same energy. Time in which no page was read, or in
+    which a clock was set, does not count.
+    """
+    moved, read = memory.moved_steady, memory.good_steady
+    return moved is not None and read is not None and read - moved > limits.frozen
 
 
 def _doubt(
@@ -189,7 +194,7 @@ def _doubt(
     is silent for another reason must not keep a slot empty.
     """
     watched = memory.last_good is not None
-    if died_at is None or not watched or now - died_at > limits.doubt:
+    if died_at is None or not watched or abs(now - died_at) > limits.doubt:
         return ""
     missing = any(claim.evidence.kind == MISSING for claim in claims)
     if not missing and memory.sampled_after is not None and memory.sampled_after > died_at:

@@ -70,7 +70,7 @@ class Examiner:
 
     def _decide(self, memory: NodeMemory, facts: NodeFacts, now: float) -> Finding:
         died_at = self._died_at.get(facts.name)
-        if died_at is not None and now - died_at > self._limits.doubt:
+        if died_at is not None and abs(now - died_at) > self._limits.doubt:
             del self._died_at[facts.name]
         return decide_node(
             memory, facts, rules=self._rules, limits=self._limits, now=now, died_at=died_at

@@ -92,6 +92,8 @@ class NodeMemory:
     """`sampled_after` on the monotonic clock."""
     energy_moved: float | None = None
     """When a GPU's energy last increased; None: never seen."""
+    moved_steady: float | None = None
+    """`energy_moved` on the monotonic clock."""
     failures: int = 0
     """Consecutive."""
     empty: int = 0
@@ -178,6 +180,7 @@ class _Fold:
             sampled_after=sampled_after,
             sampled_steady=sampled_steady,
             energy_moved=at if moved else memory.energy_moved,
+            moved_steady=scrape.steady if moved else memory.moved_steady,
             failures=0,
             empty=0,
             failing_since=0.0,
