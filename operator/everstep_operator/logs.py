@@ -4,13 +4,20 @@ incident=…`.
 
 import json
 import logging
+import time
 from collections.abc import Mapping
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 class Formatter(logging.Formatter):
-    """One line per entry, even if a message contains line breaks."""
+    """One line per entry, even if a message contains line breaks. Times are in UTC, as in statuses and
+    Events, whatever time zone the container has.
+    """
+
+    converter = time.gmtime
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    default_msec_format = "%s.%03dZ"
 
     def __init__(self) -> None:
         super().__init__(FORMAT)

@@ -5,6 +5,7 @@ the documentation lists them.
 import asyncio
 import logging
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from everstep_operator.health.metrics import HealthMetrics
 from everstep_operator.jobs import action_log, plan, statuspatch
 from everstep_operator.jobs.actions import CreatePod, DeletePod
 from everstep_operator.jobs.observe import to_job
-from everstep_operator.jobs.stamps import to_stamp
+from everstep_operator.jobs.stamps import to_fine_stamp, to_stamp
 from everstep_operator.metrics import Metrics
 from everstep_operator.model_status import JobStatus
 from everstep_operator.scheduler import Scheduler
@@ -39,6 +40,20 @@ def test_a_line_ends_with_fields_that_can_be_searched_for() -> None:
     line = line_of(logging.INFO, "it goes on", job="team/lm", reason="NodeLeaving", incident="")
     assert line.endswith("INFO x it goes on job=team/lm reason=NodeLeaving")
     assert line_of(logging.INFO, "x", why='a "b"').endswith(' why="a \\"b\\""')
+
+
+def test_the_times_of_lines_are_those_of_statuses_and_events_in_any_time_zone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        record = logging.makeLogRecord({"msg": "x", "created": NOW + 0.25, "msecs": 250.0})
+        line = logs.Formatter().format(record)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert line.startswith(to_fine_stamp(NOW + 0.25))
 
 
 def test_a_message_of_many_lines_is_one_line_and_forges_none() -> None:
