@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from everstep_agent.coordinator import faults
 from everstep_agent.coordinator.coordinator import Coordinator
+from everstep_agent.coordinator.incidents import find_phase
 from everstep_agent.coordinator.pod_status import read_pod_status
 from everstep_agent.identity import Identity
 from everstep_agent.peers.following import Holder
@@ -23,6 +24,8 @@ class AgentState:
     wanted_at: float = 0.0
     published: Levels | None = None
     """The newest levels of the coordinator that this agent follows, or of its own."""
+    phase_since: float | None = None
+    """When this agent heard that the present phase of the open incident has begun."""
     coordinator: Coordinator | None = None
     """Not None: this agent holds the role."""
     rest_until: float = 0.0
@@ -71,6 +74,9 @@ class AgentState:
         news = self.published is None or len(found.faults) > len(self.published.faults)
         if found.laid_down and news:
             self.rest_until = time.monotonic() + faults.choose_rest(found.faults)
+        before = self.published.seen.incidents if self.published is not None else ()
+        if find_phase(found.seen.incidents) != find_phase(before):
+            self.phase_since = time.monotonic()
         self.published = found
         if found.wanted.revision >= self.wanted.revision:
             self.wanted = found.wanted

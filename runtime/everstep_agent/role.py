@@ -51,6 +51,7 @@ class Role:
             self._state.wanted,
             self._own.group,
             self._own.lost,
+            self._state.phase_since,
         )
         coordinator.term.take(self._own.report())
         self._state.coordinator = coordinator

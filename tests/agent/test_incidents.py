@@ -1,9 +1,13 @@
 """Unit tests of an incident, from its cause to the first new step."""
 
+import pytest
+
 from agent.a_run import claim
 from agent.a_term import a_term
+from everstep_agent.agent_state import AgentState
 from everstep_agent.coordinator import gather, rounds
 from everstep_agent.coordinator.incidents import Cause, Incidents, from_levels
+from everstep_agent.peers.messages import Levels
 from everstep_contract import levels
 
 DIED = Cause(name="WorkerDied", message="rank 1 died", slots=(1,), rank=1)
@@ -81,6 +85,27 @@ def test_a_new_coordinator_goes_on_with_the_open_incident():
     known = from_levels((closed, open_), now=5.0)
     assert known.id == "i-2"
     assert [i.id for i in known.levels()] == ["i-1", "i-2"]
+
+
+def test_the_time_between_two_coordinators_counts_as_part_of_the_present_phase():
+    detected = opened(now=1.0).detect(1.0, 2.0)
+    (heir,) = from_levels(detected.levels(), now=9.0, since=2.5).mark("regroup", 10.0).levels()
+    assert [(p.name, p.ms) for p in heir.phases] == [("detect", 1000), ("regroup", 7500)]
+    running = detected.mark("regroup", 3.0).mark("restart", 4.0)
+    (heir,) = from_levels(running.levels(), now=9.0, since=4.5).mark("first_step", 9.1).levels()
+    assert heir.phases[-1].ms == 100, "the ranks may have stepped before the heir looked"
+
+
+def test_an_agent_notes_when_it_hears_of_a_new_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter((5.0, 7.0))
+    monkeypatch.setattr("everstep_agent.agent_state.time.monotonic", lambda: next(times))
+    state, incidents, heard = AgentState(), opened(now=1.0), []
+    for found in (incidents, incidents, incidents.mark("detect", 1.0)):
+        seen = levels.Seen(incidents=found.levels())
+        pod = levels.SlotAttempt(slot=0, attempt=1)
+        state.take_published(Levels(coordinator=pod, address="host-0:7070", seen=seen))
+        heard.append(state.phase_since)
+    assert heard == [5.0, 5.0, 7.0]
 
 
 def test_a_loss_before_anybody_has_stopped_for_a_planned_change_is_an_incident_of_its_own():

@@ -42,8 +42,9 @@ class Coordinator:
         wanted: levels.Wanted,
         group: GroupStore,
         lost: Collection[str] = (),
+        phase_since: float | None = None,
     ) -> None:
-        self.term = Term(context, inherited, wanted, group, lost)
+        self.term = Term(context, inherited, wanted, group, lost, phase_since)
 
     async def run(self) -> None:
         """Run until the job has ended; cancel it to give up the role.

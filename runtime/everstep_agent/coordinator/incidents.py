@@ -150,8 +150,7 @@ class Incidents:
     @property
     def resumed(self) -> bool:
         """Whether the next epoch runs and only its first step is missing."""
-        phases = self.current.level.phases if self.current else ()
-        return any(p.name == "restart" for p in phases)
+        return self.current is not None and _has_resumed(self.current.level)
 
     @property
     def id(self) -> str:
@@ -170,9 +169,27 @@ def _describe(level: levels.RuntimeIncident, cause: Cause) -> levels.RuntimeInci
     )
 
 
-def from_levels(known: Sequence[levels.RuntimeIncident], *, now: float) -> Incidents:
-    """The incidents that a new coordinator inherits."""
+def _has_resumed(level: levels.RuntimeIncident) -> bool:
+    return any(p.name == "restart" for p in level.phases)
+
+
+def find_phase(known: Sequence[levels.RuntimeIncident]) -> tuple[str, int]:
+    """The open incident, and how many of its phases are over; they change when a phase begins."""
+    return next(((i.id, len(i.phases)) for i in known if i.open), ("", 0))
+
+
+def from_levels(
+    known: Sequence[levels.RuntimeIncident], *, now: float, since: float | None = None
+) -> Incidents:
+    """The incidents that a new coordinator inherits.
+
+    Args:
+        since: when the present phase began, as far as this agent has heard. It does not count once
+            the epoch runs, because the ranks may have stepped since, and nobody has seen it.
+    """
     closed = tuple(i for i in known if not i.open)
     open_ = next((i for i in known if i.open), None)
-    current = Incident(level=open_, since=now) if open_ else None
-    return Incidents(closed=closed, current=current)
+    if open_ is None:
+        return Incidents(closed=closed)
+    began = now if since is None or _has_resumed(open_) else min(since, now)
+    return Incidents(closed=closed, current=Incident(level=open_, since=began))

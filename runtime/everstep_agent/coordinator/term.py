@@ -63,7 +63,8 @@ class Term:
 
     `inherited`: the newest levels that this agent read from the former coordinator; `group`: the
     keys that this agent keeps for an epoch's process group, whichever agent coordinates;
-    `lost`: addresses of coordinators that this agent has lost, and that have not answered since.
+    `lost`: addresses of coordinators that this agent has lost, and that have not answered since;
+    `phase_since`: since when it has known of the open incident's present phase.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Term:
         wanted: levels.Wanted,
         group: GroupStore,
         lost: Collection[str] = (),
+        phase_since: float | None = None,
     ) -> None:
         self.id = secrets.token_hex(8)
         self.clock = AwakeClock()
@@ -110,7 +112,7 @@ class Term:
         self._state = JobState(
             wanted=wanted,
             epoch=inherited.epoch if inherited else None,
-            incidents=incidents.from_levels(seen.incidents, now=self.now()),
+            incidents=incidents.from_levels(seen.incidents, now=self.now(), since=phase_since),
             left=seen.left,
             faults=inherited.faults if inherited else (),
         )
