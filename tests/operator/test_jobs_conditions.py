@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 from everstep_contract import levels
+from everstep_contract.levels import CheckpointRef, Scope
+from everstep_operator.jobs.clocks import Clocks, measure
 from everstep_operator.jobs.conditions import find_condition
 from everstep_operator.jobs.observed import Observed
 from everstep_operator.jobs.plan import plan
 from everstep_operator.model_status import Condition, JobStatus
-from job_builders import NOW, a_seen, an_observation
+from job_builders import NOW, a_job, a_seen, a_spec, a_status, an_observation
 
 
 def condition(status: JobStatus, kind: str) -> Condition:
@@ -44,3 +46,23 @@ def test_pods_that_train_on_under_a_spec_without_effect_still_count() -> None:
     status = plan(two, NOW + 60).status
     assert status.world is not None
     assert status.world.ready == 2
+
+
+def test_a_checkpoint_is_late_only_if_the_job_takes_steps() -> None:
+    """`everySeconds` is 60, so it is late after 240 s. The job pauses for half an hour."""
+    spec = a_spec(checkpoint={"uri": "s3://bucket/folder", "everySeconds": 60})
+    clocks, status = Clocks(), a_status()
+
+    def reason(at: float, scope: Scope) -> str:
+        nonlocal status
+        seen = a_seen(committed=CheckpointRef(epoch=1, step=25, age_ms=round(at * 1000)))
+        seen = replace(seen, members=tuple(replace(m, scope=scope) for m in seen.members))
+        observed = an_observation(job=a_job(spec, status=status), seen=seen)
+        status = plan(measure(clocks, observed, at), NOW + at).status
+        return condition(status, "CheckpointHealthy").reason
+
+    paused = [reason(at, Scope.PAUSE) for at in (10, 300, 1790)]
+    assert paused == ["CheckpointCommitted"] * 3
+    steps = [reason(at, Scope.STEP) for at in (1800, 1850, 1870)]
+    assert steps == ["CheckpointCommitted", "CheckpointCommitted", "CheckpointLate"]
+    assert reason(1900, Scope.PAUSE) == "CheckpointLate", "another pause repairs nothing"

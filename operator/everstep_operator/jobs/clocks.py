@@ -7,6 +7,7 @@ waited itself. Entries that no longer apply are dropped at the next reading.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from everstep_contract.levels import Scope
 from everstep_operator.jobs import starts
 from everstep_operator.jobs.observed import Observed, Pod
 from everstep_operator.values import NodeState
@@ -36,7 +37,15 @@ def measure(clocks: Clocks, observed: Observed, now: float) -> Observed:
         starting_for=clocks.read("starting", _list_starting(clocks, observed, now), now),
         unplaced_for=clocks.read("unplaced", unplaced, now),
         suspected_for=clocks.read("suspected", suspected, now),
+        steps_for=clocks.read("steps", _list_stepping(observed), now).get("job", 0.0),
     )
+
+
+def _list_stepping(observed: Observed) -> list[str]:
+    """["job"] if the job takes steps: in an evaluation or a pause no step ends, so none is saved."""
+    members = observed.seen.members if observed.seen is not None else ()
+    apart = any(m.scope in (Scope.EVALUATE, Scope.PAUSE) for m in members)
+    return ["job"] if observed.running and not apart else []
 
 
 def _list_starting(clocks: Clocks, observed: Observed, now: float) -> list[str]:

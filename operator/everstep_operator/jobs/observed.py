@@ -1,5 +1,6 @@
 """What one pass knows about one job: frozen values, made by `observe`, the only input of `plan`."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -169,6 +170,10 @@ class Observed:
     """Pod UID → seconds for which it has been unschedulable, as observed by this process."""
     suspected_for: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Pod UID → seconds for which its node has been suspect, as observed by this process."""
+    steps_for: float = math.inf
+    """Seconds for which the job has trained without an evaluation or a pause, as observed by this
+    process.
+    """
     judged: bool = True
     """The nodes have been judged since this process began to act, so a node without a verdict is
     healthy.
