@@ -15,7 +15,7 @@ class Formatter(logging.Formatter):
     Events, whatever time zone the container has.
     """
 
-    converter = time.gmtime
+    converter = staticmethod(time.gmtime)
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03dZ"
 
