@@ -152,6 +152,18 @@ async def test_a_killed_worker_whose_memory_is_never_free_is_stuck(slow: Slow, m
     assert workers.find_stuck(dead.killed_at + 31) == [dead]
 
 
+async def test_the_time_of_a_paused_machine_makes_no_killed_worker_stuck(slow: Slow) -> None:
+    workers = await slow.begin(IN_MAIN)
+    os.kill(workers.fresh[0].pid, signal.SIGKILL)
+    dead = await slow.death()
+    assert dead.killed_at is not None
+    assert workers.find_stuck(dead.killed_at + 1) == []
+    assert workers.find_stuck(dead.killed_at + 3600) == []
+    looks = [workers.find_stuck(dead.killed_at + 3600 + second) for second in range(1, 31)]
+    assert [found for found in looks if found] == [[dead]], "it does not end although all run again"
+    assert "has not ended 31 s after SIGKILL" in dead.stuck
+
+
 async def test_a_thread_that_ends_is_no_death(slow: Slow, monkeypatch) -> None:
     monkeypatch.setattr(exiting, "PROOF_SECONDS", 0.05)
     workers = await slow.begin(IN_A_THREAD_THAT_ENDS)

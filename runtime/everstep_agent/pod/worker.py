@@ -88,6 +88,8 @@ class Worker:
     """
     hung_since: float | None = None
     killed_at: float | None = None
+    frozen: float = 0.0
+    """Seconds since then in which this agent did not run."""
     stuck: str = ""
     """Not empty: it survives SIGKILL. It may hold its device, and is not proven dead."""
     status: int | None = None

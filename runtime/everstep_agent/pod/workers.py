@@ -7,6 +7,7 @@ libraries while the old one still saves.
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import time
@@ -31,6 +32,8 @@ KILL_SECONDS = 30.0
 the process is stuck: it waits in the kernel for a device that does not answer, and its pod is given
 up.
 """
+STOPPED_SECONDS = 2.0
+"""This agent looks more often, so in a longer pause it did not run."""
 OUTPUT_SECONDS = 0.5
 """Limit for reading the last lines of a worker that has ended; the rest is lost."""
 KILLED_OUTPUT_SECONDS = 0.01
@@ -94,6 +97,8 @@ class WorkerSet:
         self._starts: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unspawned = ""
+        self._looked_at = math.inf
+        """When `find_stuck` was last called."""
         self.link: worker_socket.Link[Worker] = worker_socket.Link(
             memory,
             find=self._all.get,
@@ -444,14 +449,20 @@ class WorkerSet:
         task.add_done_callback(self._tasks.discard)
 
     def find_stuck(self, now: float) -> list[Worker]:
-        """Workers that have just been found to survive SIGKILL."""
-        found = []
+        """Workers that have just been found to survive SIGKILL. Time in which this agent did not look
+        does not count: a paused machine runs neither it nor the kernel that ends the process.
+        """
+        stopped = max(0.0, now - self._looked_at - STOPPED_SECONDS)
+        self._looked_at, found = now, []
         for worker in self._all.values():
-            killed = worker.killed_at
-            if killed is not None and not worker.stuck and now - killed > KILL_SECONDS:
+            if worker.killed_at is None or worker.stuck:
+                continue
+            worker.frozen += min(stopped, now - worker.killed_at)
+            lasted = now - worker.killed_at - worker.frozen
+            if lasted > KILL_SECONDS:
                 where = spawn.describe_state(worker.pid)
                 worker.stuck = (
-                    f"has not ended {now - killed:.0f} s after SIGKILL (pid {worker.pid}{where})"
+                    f"has not ended {lasted:.0f} s after SIGKILL (pid {worker.pid}{where})"
                 )
                 found.append(worker)
         return found
