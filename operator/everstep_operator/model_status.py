@@ -54,7 +54,7 @@ class CheckpointStatus(ApiModel):
     committed_at: str | None = Field(
         default=None,
         max_length=40,
-        description="When it was committed, on the operator's clock.",
+        description="When it was committed, on the operator's clock; by an earlier job: when this job found it.",
         json_schema_extra={"format": "date-time"},
     )
     age_seconds: int = Field(default=0, description="Its age at observedAt.")
