@@ -319,6 +319,20 @@ async def test_repairs_do_not_become_a_shouting_match() -> None:
     assert len(fleet.cluster.writes) == 4
 
 
+async def test_a_clock_that_is_set_back_delays_neither_a_repair_nor_another_try() -> None:
+    fleet = await a_quarantined_node()
+    fleet.cluster.change_node("node-1", {"spec": {"unschedulable": None}})
+    fleet.break_("node-2", at=fleet.now)
+    fleet.cluster.refused.add("node-2")
+    await fleet.settle()
+    assert cordoned(fleet) == ["node-1"]
+    fleet.now -= 3600
+    fleet.cluster.refused.clear()
+    fleet.cluster.change_node("node-1", {"spec": {"unschedulable": None}})
+    await fleet.settle()
+    assert cordoned(fleet) == ["node-1", "node-2"]
+
+
 async def test_a_mark_whose_object_was_deleted_while_we_were_away_is_put_back() -> None:
     fleet = await a_quarantined_node()
     (before,) = fleet.cluster.quarantines()

@@ -38,7 +38,8 @@ class FleetMemory:
     """Actions that the API server refused → until when they are not tried again."""
 
     def may_try(self, action: Action, now: float) -> bool:
-        return now >= self.refused.get(key_of(action), now)
+        left = self.refused.get(key_of(action), now) - now
+        return not 0 < left <= REFUSED_SECONDS  # the clock may be set back
 
 
 def with_refused(memory: FleetMemory, keys: Collection[ActionKey], now: float) -> FleetMemory:

@@ -220,7 +220,7 @@ def _plan_marks(view: View) -> Iterator[PatchNode]:
 
 def _may_repair(view: View, node: NodeFacts) -> bool:
     last = view.losses.memory.repaired_at.get(node.name)
-    return last is None or view.now - last >= view.policy.repair_seconds
+    return last is None or abs(view.now - last) >= view.policy.repair_seconds
 
 
 def _marking_message(quarantine: Quarantine, *, repaired: bool) -> str:
