@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from agent.tier_given import (
     a_save,
     serving,
 )
+from everstep_agent.checkpoint.folder_tier import FolderTier
 from everstep_agent.checkpoint.keeping import Resumed
 from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.tiers import NearTier, Tier, find_problem
@@ -285,6 +288,36 @@ async def test_what_arrived_of_a_chunk_whose_sender_is_gone_takes_no_memory_for_
     now[0] += seconds
     assert await send("slot-2", BODY[:half], 0) == 0
     assert (await send("slot-1", BODY[half:], half) == 0) == kept
+
+
+@pytest.mark.parametrize("hangs", [True, False], ids=["hangs", "fails"])
+async def test_a_disk_that_does_not_answer_hides_nothing_that_is_in_memory(
+    tmp_path: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    """Only the memory may have a save that a loss needs."""
+    monkeypatch.setattr(incoming, "LIST_SECONDS", 0.1)
+    monkeypatch.setattr("everstep_agent.checkpoint.folder_tier.ANSWER_SECONDS", 0.1)
+    repaired = threading.Event()
+
+    def answer(*_: object) -> None:
+        if hangs:
+            repaired.wait(30)
+        raise OSError(errno.EIO, "Input/output error")
+
+    disk = FolderTier(tmp_path / "disk", "disk", sync=True)
+    monkeypatch.setattr(disk, "list_now", answer)
+    monkeypatch.setattr(disk, "read", answer)
+    memory = MemoryTier(tmp_path)
+    tier_given.hold_in_the_middle(memory, tmp_path, BODY)
+    try:
+        async with serving(memory, disk) as address:
+            tier = PeerTier(pool, address)
+            assert set(await tier.list()) == {a_chunk().digest}
+            assert await tier.get(a_chunk()) == BODY
+            assert await tier.get(a_chunk(OTHER)) is None
+            assert await tier.get(a_chunk()) == BODY, "it is asked again"
+    finally:
+        repaired.set()
 
 
 @pytest.mark.parametrize(("start", "count"), [(-1, 5), (0, 0), (0, -4), (10**9, 5)])

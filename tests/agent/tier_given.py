@@ -34,9 +34,9 @@ def a_save(*bodies: bytes, epoch: int = 1, step: int = 3) -> Save:
 
 
 @contextlib.asynccontextmanager
-async def serving(memory: MemoryTier) -> AsyncIterator[str]:
-    """Serve the chunks in `memory` as an agent does; yield the address."""
-    server = http.Server(TOKEN, peer_tier.build_routes(Incoming(memory)))
+async def serving(memory: MemoryTier, disk: FolderTier | None = None) -> AsyncIterator[str]:
+    """Serve the chunks in these tiers as an agent does; yield the address."""
+    server = http.Server(TOKEN, peer_tier.build_routes(Incoming(memory, disk)))
     await server.open("127.0.0.1", 0)
     try:
         yield server.address

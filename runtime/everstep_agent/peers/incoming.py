@@ -1,14 +1,15 @@
 """This pod's memory as a tier for other pods: they read its chunks, and send it copies."""
 
 import asyncio
+import contextlib
 import errno
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from everstep_agent.checkpoint.folder_tier import FolderTier
 from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.tiers import find_problem
 from everstep_agent.peers.tier_messages import (
@@ -34,6 +35,10 @@ GIVEN_UP_SECONDS = 300.0
 """An incomplete chunk of which no piece has arrived for this long is dropped: its pod is gone, or sends its saves to
 another pod by now.
 """
+LIST_SECONDS = 2.0
+"""Limit for the disk to list its chunks. After it, only those in memory are listed. Less than the limit of the pod
+that asks.
+"""
 END = b"\n"
 
 
@@ -47,30 +52,21 @@ class Arriving:
     body: bytearray = field(default_factory=bytearray)
 
 
-class LocalTier(Protocol):
-    """A tier of this pod."""
-
-    def read(self, digest: str, start: int, count: int) -> bytes | None:
-        """At most `count` bytes of a chunk, from `start` on; None: the chunk is not here."""
-
-    async def list(self) -> Collection[str]: ...
-
-
 class Incoming:
     """
     Args:
         memory: holds the copies.
-        disk: another tier of this pod that the others may read.
+        disk: another tier of this pod that the others may read. If it fails or hangs, they still get what is in
+            memory.
     """
 
     def __init__(
         self,
         memory: MemoryTier,
-        disk: LocalTier | None = None,
+        disk: FolderTier | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._memory, self._clock = memory, clock
-        self._tiers: list[LocalTier] = [memory, *([disk] if disk is not None else [])]
+        self._memory, self._disk, self._clock = memory, disk, clock
         self._arriving: dict[str, Arriving] = {}
         """By owner."""
 
@@ -80,11 +76,12 @@ class Incoming:
         count = min(call.count, PIECE_BYTES)
         if call.start < 0 or count <= 0:
             return b""
-        for tier in self._tiers:
-            body = await asyncio.to_thread(tier.read, call.digest, call.start, count)
-            if body is not None:
-                return body
-        return b""
+        span = call.digest, call.start, count
+        body = await asyncio.to_thread(self._memory.read, *span)
+        if body is None and self._disk is not None:
+            with contextlib.suppress(OSError):
+                body = await self._disk.run(count, self._disk.read, *span)
+        return body or b""
 
     async def take(self, raw: bytes) -> bytes:
         """Take one piece of a chunk (`PieceCall`)."""
@@ -100,7 +97,11 @@ class Incoming:
 
     async def list(self, raw: bytes) -> bytes:
         codec.loads(ListCall, raw)
-        found = {digest for tier in self._tiers for digest in await tier.list()}
+        found = set(await self._memory.list())
+        if self._disk is not None:
+            with contextlib.suppress(OSError):
+                async with asyncio.timeout(LIST_SECONDS):
+                    found |= set(await self._disk.list())
         return codec.dumps(TierAnswer(digests=tuple(sorted(found))))
 
     async def _take(self, call: PieceCall, body: bytes) -> None:
