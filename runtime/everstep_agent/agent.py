@@ -53,6 +53,10 @@ CUT_OFF_SECONDS = 30.0
 """How long an agent whose workers have ended tries to reach the coordinator that the others follow. Its end is the
 proof that they need to continue without it.
 """
+UNJOINED_SECONDS = 300.0
+"""The same for an agent that has followed no coordinator since its start, and whose workers were in no epoch. Nobody
+needs its end; it only lets the operator report the fault.
+"""
 MARGIN_SECONDS = 3.0
 """Part of the grace period that is reserved for the shutdown itself."""
 
@@ -288,9 +292,12 @@ class Agent:
         return left
 
     def _find_cut_off(self) -> report.ExitReport | None:
-        unreached = self._state.find_unreached(self.me.address, CUT_OFF_SECONDS)
-        over = bool(unreached) and self.pod.workers.group_over()
-        return exit_report.cut_off(unreached) if over else None
+        workers = self.pod.workers
+        joined = self._state.followed or bool(workers.current)
+        seconds = CUT_OFF_SECONDS if joined else UNJOINED_SECONDS
+        unreached = self._state.find_unreached(self.me.address, seconds)
+        over = bool(unreached) and workers.group_over()
+        return exit_report.cut_off(unreached, joined=joined) if over else None
 
     def _stuck(self, now: float, *, ends: bool) -> report.ExitReport | None:
         """Return the exit report if a process survives SIGKILL and the agent must end now;

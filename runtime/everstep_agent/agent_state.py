@@ -32,6 +32,8 @@ class AgentState:
     """No agent takes the role before this time, because a coordinator has failed."""
     following: Holder | None = None
     """The coordinator that this agent follows; None: there is none, or it is this agent."""
+    followed: bool = False
+    """A coordinator may have heard of this pod's workers since the agent's start, and may count on them."""
     unreached: tuple[str, float] | None = None
     """The address of the coordinator that other agents follow and that this one cannot reach, and since when it has
     been so; None: there is no such coordinator.

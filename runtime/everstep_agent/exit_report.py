@@ -60,10 +60,16 @@ def decide_fenced(
     )
 
 
-def cut_off(coordinator: str) -> report.ExitReport:
+def cut_off(coordinator: str, *, joined: bool) -> report.ExitReport:
+    """`joined`: its workers may be in an epoch of the others."""
     text = (
         f"this pod cannot reach the coordinator at {coordinator}, which other pods follow: check the network between "
-        "the two nodes. None of its workers trains any more, and it ends so that the others can continue without it"
+        "the two nodes. "
+    )
+    text += (
+        "None of its workers trains any more, and it ends so that the others can continue without it"
+        if joined
+        else "It has not joined the job yet; its container is started again, and tries again"
     )
     return report.ExitReport(cause=report.Cause.AGENT, message=text)
 

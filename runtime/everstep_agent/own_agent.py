@@ -76,7 +76,8 @@ class OwnAgent:
         return self._pod.disk
 
     def follow(self, holder: Holder | None) -> None:
-        self._state.following = holder
+        """As in `AgentState`. Called after each report, also if the answer to it was lost."""
+        self._state.following, self._state.followed = holder, True
         if holder is not None:
             self._state.note_unreached("")
 
