@@ -10,6 +10,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
+
 LARGEST = 2**16
 """Bytes of a message. Sockets can hold this much, so no rank has to wait until another one reads."""
 RANKS = 16
@@ -23,8 +24,9 @@ CONNECT_SECONDS = 8.0
 """Limit for all ranks to connect, once each of them listens: only a rank that is lost in between misses
 it. It is short, because the next formation waits for the end of this one.
 """
-HELLO_SECONDS = 1.0
-"""Limit for the first bytes from whoever connects."""
+STRANGERS = 64
+"""How many callers may not have said yet who they are. Beyond that, the oldest is turned away: a rank says it at once.
+"""
 LOOK_MS = 100
 """How often a rank that waits calls its `look`."""
 
@@ -124,23 +126,47 @@ class Listener:
         until = time.monotonic() + seconds
         with self._socket:
             peers = {lower: _call(entries[lower], rank, until) for lower in range(rank)}
-            while len(peers) < len(entries) - 1:
-                caller, peer = self._answer(until)
-                if caller is None or not rank < caller < len(entries) or caller in peers:
-                    peer.close()
-                else:
-                    peers[caller] = peer
+            peers |= self._answer(set(range(rank + 1, len(entries))), until)
         return Mesh(peers)
 
-    def _answer(self, until: float) -> tuple[int | None, socket.socket]:
-        self._socket.settimeout(max(0.001, until - time.monotonic()))
-        peer, _ = self._socket.accept()
-        peer.settimeout(HELLO_SECONDS)
+    def _answer(self, expected: set[int], until: float) -> dict[int, socket.socket]:
+        """Wait for these ranks to call. Whoever else calls, and says nothing, keeps none of them waiting."""
+        self._socket.setblocking(False)
+        waiting = select.poll()
+        waiting.register(self._socket, select.POLLIN)
+        callers: dict[int, _Caller] = {}
+        peers: dict[int, socket.socket] = {}
         try:
-            secret, caller = _HELLO.unpack(_read_exactly(peer, _HELLO.size))
-        except OSError:
-            return None, peer
-        return (caller if secrets.compare_digest(secret, self._secret) else None), peer
+            while peers.keys() != expected:
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError("timed out")
+                for number, _ in waiting.poll(left * 1000):
+                    if number == self._socket.fileno():
+                        self._take(callers, waiting)
+                    elif (caller := callers.get(number)) and caller.read_some():
+                        del callers[number]
+                        waiting.unregister(number)
+                        if caller.knows(self._secret) and caller.rank in expected - peers.keys():
+                            peers[caller.rank] = caller.peer
+                        else:
+                            caller.peer.close()
+        finally:
+            for caller in callers.values():
+                caller.peer.close()
+        return peers
+
+    def _take(self, callers: dict[int, "_Caller"], waiting: select.poll) -> None:
+        try:
+            peer, _ = self._socket.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return  # the caller was gone before it was accepted
+        callers[peer.fileno()] = _Caller(peer)
+        waiting.register(peer, select.POLLIN)
+        if len(callers) > STRANGERS:
+            oldest = next(iter(callers))
+            waiting.unregister(oldest)
+            callers.pop(oldest).peer.close()
 
 
 def listen(world: int, address: str | None) -> Listener | None:
@@ -176,6 +202,32 @@ def _call(entry: str, rank: int, until: float) -> socket.socket:
     return peer
 
 
+class _Caller:
+    """Whoever has connected: its first bytes may not be there yet."""
+
+    def __init__(self, peer: socket.socket) -> None:
+        self.peer = peer
+        self.rank: int | None = None
+        self._hello = bytearray()
+        self._secret = b""
+
+    def read_some(self) -> bool:
+        """Read what has arrived. Return whether that was the last: all is there, or the caller is gone."""
+        try:
+            self._hello += _receive(self.peer, _HELLO.size - len(self._hello), _AT_ONCE)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        if len(self._hello) < _HELLO.size:
+            return False
+        self._secret, self.rank = _HELLO.unpack(self._hello)
+        return True
+
+    def knows(self, secret: bytes) -> bool:
+        return secrets.compare_digest(self._secret, secret)
+
+
 class _Message:
     """A message that may arrive in parts. No byte after it is read."""
 
@@ -204,14 +256,7 @@ class _Message:
         return bytes(self._body)
 
 
-def _read_exactly(peer: socket.socket, count: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < count:
-        parts += _receive(peer, count - len(parts))
-    return bytes(parts)
-
-
-def _receive(peer: socket.socket, most: int, flags: int = 0) -> bytes:
+def _receive(peer: socket.socket, most: int, flags: int) -> bytes:
     found = peer.recv(most, flags)
     if not found:
         raise ConnectionResetError("the other rank has closed its connection")

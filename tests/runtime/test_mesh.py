@@ -1,5 +1,6 @@
 """Connections between the ranks of an epoch."""
 
+import contextlib
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
@@ -92,6 +93,24 @@ def test_a_stranger_is_turned_away() -> None:
     second.send(b"hello")
     assert first.receive() == {1: b"hello"}
     for stranger in strangers:
+        stranger.close()
+
+
+def test_strangers_that_say_nothing_keep_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them would cost a second if one were answered after the other, and the limit is a few."""
+    monkeypatch.setattr(module, "STRANGERS", 2)
+    listeners = [Listener("127.0.0.1") for _ in range(2)]
+    entries = [listener.entry for listener in listeners]
+    _, port, host = entries[0].split()
+    strangers = [socket.create_connection((host, int(port))) for _ in range(12)]
+    strangers[0].sendall(b"x")
+    first, second = connect(listeners, entries, seconds=8)
+    second.send(b"hello")
+    assert first.receive() == {1: b"hello"}
+    for stranger in strangers:
+        stranger.settimeout(10)
+        with contextlib.suppress(ConnectionResetError):  # what it had sent was not read
+            assert stranger.recv(1) == b""
         stranger.close()
 
 
