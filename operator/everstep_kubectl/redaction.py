@@ -28,6 +28,8 @@ _PATTERNS = (
     re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"),
     re.compile(r"(?i)(?<=bearer )[\w.~+/=-]{8,}"),
     re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"),
+    re.compile(r"(?:(?<=https://)|(?<=http://))[^/\s@?#\"']+(?=@)"),
+    re.compile(r"(?i)(?:(?<=[?&]sig=)|(?<=signature=))[^\s\"'&,]+"),
     re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----", re.S),
     re.compile(r"\b(?:hf_|ghp_|github_pat_|xox[abp]-|sk-)[\w-]{12,}"),
 )

@@ -70,9 +70,25 @@ def test_what_looks_like_a_credential_is_taken_out_of_any_text() -> None:
     assert "s3://[redacted]@host/b" in found
 
 
+def test_an_address_that_opens_an_object_by_itself_does_so_no_more() -> None:
+    """Signed addresses of Azure, AWS and Google, and a token in the place of a user's name."""
+    found = redaction.clean_text(
+        "GET https://a.blob.core.windows.net/c/d?sv=2024&sig=ab%2Fcd12 "
+        "https://b.s3.amazonaws.com/d?X-Amz-Date=1&X-Amz-Signature=0a1b2c3d "
+        "https://storage.googleapis.com/b/d?X-Goog-Signature=4e5f6a7b&x=1 "
+        "git+https://glpat-xyz123@gitlab.example.com/d.git"
+    )
+    for secret in ("ab%2Fcd12", "0a1b2c3d", "4e5f6a7b", "glpat"):
+        assert secret not in found, secret
+    assert "sv=2024&sig=[redacted]" in found
+    assert "git+https://[redacted]@gitlab.example.com" in found
+
+
 def test_ordinary_lines_and_fields_stay_as_they_are() -> None:
     line = "everstep event=worker_runs slot=0 attempt=4 rank=0 pid=13070 applied=8012 bytes=12168"
     assert redaction.clean_text(line) == line
+    image = "docker-pullable://nginx@sha256:0123, https://example.com/a@b?design=2"
+    assert redaction.clean_text(image) == image
     spec = {"automountServiceAccountToken": False, "secretName": "object-store", "replicas": 2}
     assert redaction.clean_object(spec) == spec
 
