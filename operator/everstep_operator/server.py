@@ -12,6 +12,12 @@ from everstep_operator.world import World
 
 log = logging.getLogger(__name__)
 
+CONNECTIONS = 100
+"""Limit of open connections, because anyone may connect. Beyond it the oldest is closed: a probe or a scrape takes
+much less time than a hundred others need to connect.
+"""
+KEEPALIVE_SECONDS = 75.0
+"""Limit for the next request on a connection. After it the connection is closed."""
 STALLED_SECONDS = 60.0
 """Each loop turns every few seconds; one that has not turned for this long is stuck."""
 
@@ -51,22 +57,33 @@ def build_app(
 
 
 class HttpServer:
-    """If file descriptors run out, it pauses and logs that once (see `accept_connections`)."""
+    """If file descriptors run out, it pauses and logs that once (see `accept_connections`). Clients cannot use them
+    up (`CONNECTIONS`).
+    """
 
     def __init__(self, runner: web.AppRunner, listener: socket.socket) -> None:
         self._runner = runner
         self._listener = listener
         accepting = accept_connections(listener, self._take, log.warning)
         self._accepting = asyncio.create_task(accepting, name="http")
-        self._opening: set[asyncio.Task[object]] = set()
+        self._opening: set[asyncio.Task[None]] = set()
+        self._open: list[asyncio.Transport] = []
+        """Oldest first."""
         self.address: tuple[str, int] = listener.getsockname()[:2]
 
     def _take(self, connection: socket.socket) -> None:
-        loop, server = asyncio.get_running_loop(), self._runner.server
-        assert server is not None
-        task = loop.create_task(loop.connect_accepted_socket(server, connection))
+        task = asyncio.create_task(self._serve(connection))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        server = self._runner.server
+        assert server is not None
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_accepted_socket(server, connection)
+        self._open = [*(t for t in self._open if not t.is_closing()), transport]
+        for oldest in self._open[:-CONNECTIONS]:
+            oldest.abort()
 
     async def close(self) -> None:
         self._accepting.cancel()
@@ -83,6 +100,6 @@ async def start_server(app: web.Application, host: str, port: int) -> HttpServer
         (host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both
     )
     listener.setblocking(False)
-    runner = web.AppRunner(app, access_log=None)
+    runner = web.AppRunner(app, access_log=None, keepalive_timeout=KEEPALIVE_SECONDS)
     await runner.setup()
     return HttpServer(runner, listener)

@@ -50,6 +50,24 @@ async def test_by_default_probes_of_ipv4_and_of_ipv6_are_answered(
     await serving.close()
 
 
+async def test_clients_that_only_connect_keep_no_probe_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS", 3)
+    app = server.build_app(World(), lambda: "", lambda: b"")
+    serving = await server.start_server(app, "127.0.0.1", 0)
+    idle = [await asyncio.open_connection(*serving.address) for _ in range(5)]
+    url = f"http://127.0.0.1:{serving.address[1]}/healthz"
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
+        assert response.status == 200
+    for reader, _ in idle[:3]:
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+    assert not any(reader.at_eof() for reader, _ in idle[3:])
+    for _, writer in idle:
+        writer.close()
+    await serving.close()
+
+
 async def test_out_of_descriptors_a_probe_waits_and_is_answered_and_it_is_said_once() -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(SCRIPT), stdin=PIPE, stdout=PIPE, stderr=PIPE
