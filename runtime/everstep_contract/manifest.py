@@ -26,6 +26,8 @@ LIMIT_BYTES = 256 * 1024 * 1024
 LIMIT_DEPTH = 100
 """Limit of the `state` tree, which is walked recursively."""
 _KEY = re.compile(r"chunks(/(?!\.\.?(/|$))[A-Za-z0-9._=@+-]{1,200})+")
+_DIGEST = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,199}")
+"""Files are named by digests, so no other form is accepted."""
 ITEM_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
     "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
@@ -133,6 +135,11 @@ def problems(manifest: Manifest) -> list[str]:
     if unknown:
         return [f"needs features that this reader lacks: {', '.join(unknown)}"]
     sizes = {c.digest: c.bytes for c in manifest.chunks}
+    found += [
+        f"a chunk has the digest {chunk.digest!r:.80}"
+        for chunk in manifest.chunks
+        if not _DIGEST.fullmatch(chunk.digest)
+    ]
     found += [
         f"chunk {chunk.digest[:12]} has the key {chunk.key!r}"
         for chunk in manifest.chunks

@@ -297,6 +297,8 @@ def nested(levels: int) -> Any:
         (chunk(key="chunks/../log/000000000000.json"), "has the key"),
         (chunk(key="log/000000000000.json"), "has the key"),
         (chunk(key="chunks/a\x00b"), "has the key"),
+        (chunk(digest="../../../etc/passwd"), "has the digest '../../../etc/passwd'"),
+        (chunk(digest=""), "has the digest ''"),
         (chunk(bytes=-1), "has -1 bytes"),
         (chunk(bytes=23), "outside its chunk"),
         (chunk(digest="e" * 64), "outside its chunk"),

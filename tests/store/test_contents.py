@@ -163,6 +163,14 @@ def deep(document: dict[str, Any]) -> None:
     document["state"] = tree
 
 
+def renamed(document: dict[str, Any]) -> None:
+    """A chunk, and what refers to it, with a name that leads out of a folder."""
+    text = codec.json.dumps(document["tensors"]).replace(document["chunks"][0]["digest"], OUTSIDE)
+    document["tensors"] = codec.json.loads(text)
+    document["chunks"][0]["digest"] = OUTSIDE
+
+
+OUTSIDE = "../../../../etc/passwd"
 FORGERIES = [
     (forged(version=2), "version 2; this reader knows 1"),
     (forged(features=["encrypted"]), "needs features that this reader lacks"),
@@ -173,7 +181,9 @@ FORGERIES = [
     (in_chunk(key="../../../other/secret"), "has the key"),
     (in_chunk(key="log/000000000000.json"), "has the key"),
     (in_chunk(bytes=2**62), f"not {2**62}"),
-    (in_chunk(digest="../../../../etc/passwd"), "outside its chunk"),
+    (in_chunk(digest="0" * 64), "outside its chunk"),
+    (in_chunk(digest=OUTSIDE), "has the digest"),
+    (renamed, "has the digest"),
     (in_piece(lengths=[2**62, 2**62]), "outside the shape"),
     (in_piece(at=2**62), "outside its chunk"),
     (overlapping, "two pieces hold (0, 0)"),
