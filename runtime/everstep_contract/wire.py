@@ -517,10 +517,11 @@ def decode(body: bytes) -> Envelope:
     """Raises `codec.DecodeError` for a frame that does not follow this protocol."""
     try:
         document = json.loads(body)
-        cls = _BY_NAME[document["type"]]
-    except (ValueError, KeyError, TypeError) as error:
+        cls, number = _BY_NAME[document["type"]], int(document.get("id", 0))
+        content = document["body"]
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
         raise codec.DecodeError(f"wire: not a frame: {error}") from None
-    return Envelope(frame=codec.decode(cls, document["body"]), id=int(document.get("id", 0)))
+    return Envelope(frame=codec.decode(cls, content), id=number)
 
 
 def to_text(value: bytes) -> str:

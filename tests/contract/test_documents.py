@@ -124,7 +124,20 @@ def test_every_frame_has_a_name_of_its_own() -> None:
     assert len({cls.__name__ for cls in wire.FRAMES}) == len(wire.FRAMES)
 
 
-@pytest.mark.parametrize("body", [b"x", b"[]", b"{}", b'{"type":"Gossip","body":{}}'])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"x",
+        b"[]",
+        b"{}",
+        b'{"type":"Gossip","body":{}}',
+        b'{"type":"Exit"}',
+        b'{"type":"Exit","id":"x","body":{}}',
+        b'{"type":"Exit","id":1e999,"body":{}}',
+        b"[" * 100_000,
+    ],
+    ids=range(8),
+)
 def test_what_is_no_frame_is_refused(body: bytes) -> None:
     with pytest.raises(codec.DecodeError, match="wire: not a frame"):
         wire.decode(body)
