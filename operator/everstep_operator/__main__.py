@@ -1,7 +1,9 @@
 """everstep-operator: read the settings, connect, run the command."""
 
 import asyncio
+import contextlib
 import os
+import resource
 import secrets
 import socket
 import sys
@@ -24,10 +26,20 @@ def main() -> None:
     except SettingsError as error:
         sys.exit(f"everstep-operator: {error}")
     logs.start(settings.log_level)
+    raise_open_files()
     try:
         sys.exit(asyncio.run(run(command, settings)))
     except (kube.NoCluster, release_all.NotReleased) as error:
         sys.exit(f"everstep-operator: {error}")
+
+
+def raise_open_files() -> None:
+    """Raise the soft limit of open files to the hard limit: the operator has a connection to each agent of
+    all jobs, and container runtimes start with 1024.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # the kernel allows less by now
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def run(command: str, settings: Settings) -> int:
