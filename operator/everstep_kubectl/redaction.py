@@ -1,8 +1,8 @@
 """Removes secrets from a support bundle. Pure.
 
-Secret objects are never read. The value of each environment variable that is not Everstep's own,
-and the argument after a flag such as --api-key, are removed from the object that holds them, and
-from every text of the bundle in which they occur.
+Secret objects are never read. The value of each environment variable that is not Everstep's own
+(and of Everstep's keys and tokens), and the argument after a flag such as --api-key, are removed
+from the object that holds them, and from every text of the bundle in which they occur.
 Whatever looks like a credential is removed from every text.
 """
 
@@ -19,14 +19,20 @@ SHORTEST = 8
 """
 DROPPED = frozenset({"managedFields", "kubectl.kubernetes.io/last-applied-configuration"})
 NAMES_ONLY = frozenset({"secretName", "secretNamespace"})
-_WORD = r"(?:secret|token|passw(?:or)?d|credential|api[_-]?key|access[_-]?key(?:[_-]?id)?|auth)"
+_WORD = (
+    r"(?:secret|token|passw(?:or)?d|credential|(?:api|account|private|operator)[_-]?key"
+    r"|access[_-]?key(?:[_-]?id)?|auth)"
+)
+_OWN_SECRET = re.compile(rf"{PREFIX}\w*(?:KEY|TOKEN)")
 _ASSIGNED = re.compile(rf"(?i)([\w.-]*{_WORD}[\w.-]*[\"']?\s*[=:]\s*[\"']?)([^\s\"',;&]{{4,}})")
-_BARE_FLAG = re.compile(rf"(?i)--?[\w.-]*{_WORD}[\w.-]*")
+_BARE_FLAG = re.compile(rf"(?i)--?[\w.-]*{_WORD}[\w.-]*|--key")
 _FLAG = re.compile(rf"(?i)(--?[\w.-]*{_WORD}[\w.-]*\s+)(\S+)")
 _PATTERNS = (
     re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"),
     re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"),
     re.compile(r"(?i)(?<=bearer )[\w.~+/=-]{8,}"),
+    re.compile(r"(?i)(?<=authorization: basic )[\w+/=-]{4,}"),
+    re.compile(r"(?<=--key[= ])\S+"),
     re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"),
     re.compile(r"(?:(?<=https://)|(?<=http://))[^/\s@?#\"']+(?=@)"),
     re.compile(r"(?i)(?:(?<=[?&]sig=)|(?<=signature=))[^\s\"'&,]+"),
@@ -68,12 +74,13 @@ def _find_arguments(value: list[Any]) -> set[int]:
 
 
 def _is_foreign_variable(value: Mapping[str, Any]) -> bool:
-    """Whether this is a container's {name, value} that is not Everstep's own. Everstep's own
-    variables hold no secret: the token comes from a Secret.
+    """Whether this is a container's {name, value} that is not Everstep's own, or is a key or token
+    of Everstep. The operator and the chart take these from Secrets; other installations may not.
     """
     if set(value) != {"name", "value"} or not isinstance(value["value"], str):
         return False
-    return not str(value["name"]).startswith(PREFIX)
+    name = str(value["name"])
+    return not name.startswith(PREFIX) or _OWN_SECRET.fullmatch(name) is not None
 
 
 def clean_object(value: Any, values: Collection[str] = ()) -> Any:

@@ -51,6 +51,20 @@ def test_the_argument_of_a_flag_for_a_credential_is_nowhere_in_the_bundle() -> N
     assert shown == [*command[:5], "[redacted]", *command[6:]]
 
 
+def test_the_operators_key_is_nowhere_in_the_bundle() -> None:
+    """The chart takes it from a Secret; whoever installs the operator in another way may write it down."""
+    variable = {"name": "EVERSTEP_OPERATOR_KEY", "value": SECRET}
+    argument = "--key=another-key-of-it"
+    path = {"name": "EVERSTEP_OPERATOR_KEY_FILE", "value": "/etc/everstep/key/key"}
+    container = {"args": [argument, "--key", "a-third-key-of-it"], "env": [variable, path]}
+    texts = {"operator/a.log": f"the key is {SECRET}, a-third-key-of-it\n"}
+    pods = [{"spec": {"containers": [container]}}]
+    archive = gzip.decompress(bundle.build_archive("r", {"operator/pods.json": pods}, texts, NOW))
+    for secret in (SECRET, "another-key", "a-third-key"):
+        assert secret.encode() not in archive
+    assert b"/etc/everstep/key/key" in archive
+
+
 def test_what_was_applied_is_not_carried_along_unredacted() -> None:
     (cleaned,) = redaction.clean_object([recordings.job()])
     assert (
@@ -62,9 +76,12 @@ def test_what_looks_like_a_credential_is_taken_out_of_any_text() -> None:
     found = redaction.clean_text(
         "AWS_SECRET_ACCESS_KEY=abc/def+ghi token: xyzw1234 --password swordfish "
         "AKIAIOSFODNN7EXAMPLE Bearer abcdefgh12345 s3://user:pass@host/b "
-        "eyJhbGciOiJI.eyJzdWIiOiIx.sig hf_abcdefghijklmnop"
+        "eyJhbGciOiJI.eyJzdWIiOiIx.sig hf_abcdefghijklmnop "
+        "AZURE_STORAGE_ACCOUNT_KEY=azure1== AccountKey=azure2== Authorization: Basic dXNlcjpw"
     )
     for secret in ("abc/def", "xyzw", "swordfish", "AKIA", "abcdefgh1", "user:pass", "eyJ", "hf_a"):
+        assert secret not in found, secret
+    for secret in ("azure1", "azure2", "dXNlcjpw"):
         assert secret not in found, secret
     assert "AWS_SECRET_ACCESS_KEY=[redacted]" in found
     assert "s3://[redacted]@host/b" in found
@@ -87,6 +104,10 @@ def test_an_address_that_opens_an_object_by_itself_does_so_no_more() -> None:
 def test_ordinary_lines_and_fields_stay_as_they_are() -> None:
     line = "everstep event=worker_runs slot=0 attempt=4 rank=0 pid=13070 applied=8012 bytes=12168"
     assert redaction.clean_text(line) == line
+    assert (
+        redaction.clean_text("--key-file=/etc/key key=chunks/a")
+        == "--key-file=/etc/key key=chunks/a"
+    )
     image = "docker-pullable://nginx@sha256:0123, https://example.com/a@b?design=2"
     assert redaction.clean_text(image) == image
     spec = {"automountServiceAccountToken": False, "secretName": "object-store", "replicas": 2}
