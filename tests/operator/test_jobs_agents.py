@@ -198,6 +198,37 @@ async def test_what_a_large_job_says_is_read_whole(
     assert dialogue.report_on(KEY).seen == agent.seen
 
 
+def test_the_longest_answer_of_a_job_is_within_the_limit() -> None:
+    """Of the largest job, and of one that has much to tell."""
+    long = 2**60
+    for pods in (1, 300):
+        members = tuple(
+            levels.Member(
+                slot=slot, attempt=10**6, incarnation=10**6, rank=10**6, life=10**6, step=long
+            )
+            for slot in range(pods)
+            for _ in range(64)
+        )
+        left = tuple(levels.Left(slot=s, attempt=1, epoch=9, step=long) for s in range(pods))
+        incident = levels.RuntimeIncident(
+            id="x" * 128, cause="WorkerDied", message="m" * 4000, slots=tuple(range(pods))
+        )
+        seen = replace(a_seen(), members=members, left=left, incidents=(incident,) * 20)
+        assert len(codec.dumps(seen)) <= reports.limit_answer(pods)
+
+
+async def test_of_an_agent_no_more_is_read_than_its_job_can_have_to_say(
+    agent: ToyAgent, dialogue: Agents, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An agent belongs to whoever wrote the job, and a few answers of 64 MiB take more memory than the operator has."""
+    agent.seen = replace(agent.seen, notes=("x" * 2**21,))
+    with caplog.at_level("INFO"):
+        dialogue.tell(KEY, TOKEN, levels.Wanted(), {agent.address: "u"})
+        await agent.answered(2)
+    assert dialogue.report_on(KEY).seen is None
+    assert "the limit is" in caplog.text
+
+
 # --- answers without a proof ----------------------------------------------------------------------
 
 LIE = replace(  # what a stranger claims

@@ -41,11 +41,11 @@ class AgentConnection:
         self.since = time.monotonic()
         self.failure = ""
 
-    async def ask(self, body: bytes) -> Said:
-        """Raises `Unanswered` after `ASK_SECONDS` at the latest."""
+    async def ask(self, body: bytes, limit: int) -> Said:
+        """Raises `Unanswered` after `ASK_SECONDS` at the latest, also for an answer of more than `limit` bytes."""
         try:
             async with asyncio.timeout(ASK_SECONDS):
-                found = await self._connection.ask("POST", names.WANTED_PATH, body)
+                found = await self._connection.ask("POST", names.WANTED_PATH, body, limit)
         except (OSError, ValueError) as error:
             self.unproven = False
             what = str(error) or f"no answer within {ASK_SECONDS:g} s"

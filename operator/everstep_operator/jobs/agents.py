@@ -147,7 +147,7 @@ class Agents:
             connection = held.connections[address] = AgentConnection(address, held.token)
         revision = held.wanted.revision
         try:
-            said = await connection.ask(body)
+            said = await connection.ask(body, reports.limit_answer(len(held.pods)))
         except Unanswered as error:
             if str(error) != connection.failure:
                 log.info("agent %s does not answer: %s", address, error)

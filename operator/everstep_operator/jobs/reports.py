@@ -26,6 +26,10 @@ ASKED_WHILE_QUIET = 4
 """How many agents are asked while the job trains and has received everything: its coordinator, and
 some others in turn.
 """
+ANSWER_BYTES, ANSWER_BYTES_OF_A_POD = 2**20, 12 * 2**10
+"""Limit of an answer, and what each pod of the job adds to it: 64 members take 8 KiB. Whoever may create pods has
+a job's token, and to read an answer takes six times its size in memory, and a second of the event loop for 16 MiB.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +113,11 @@ def without_figures(seen: Seen) -> Seen:
         age_ms=0,
         incidents=tuple(replace(i, phases=()) for i in seen.incidents),
     )
+
+
+def limit_answer(pods: int) -> int:
+    """How many bytes of an answer are read."""
+    return ANSWER_BYTES + pods * ANSWER_BYTES_OF_A_POD
 
 
 def choose_addresses(addresses: list[str], turn: int, coordinator: str | None) -> list[str]:

@@ -46,13 +46,16 @@ class Connection:
         self._channel: Channel | None = None
         self._used_at = 0.0
 
-    async def ask(self, method: str, path: str, body: bytes) -> Answer:
+    async def ask(self, method: str, path: str, body: bytes, limit: int = BODY_BYTES) -> Answer:
         """Send a request and return the answer. Raises OSError or ValueError (`Malformed`); the
         caller limits the total time.
+
+        Args:
+            limit: the most bytes that the body of an authenticated answer may have.
         """
         try:
             channel = await self._open()
-            answer = await self._ask(channel, method, path, body)
+            answer = await self._ask(channel, method, path, body, limit)
         except BaseException:
             self.close()
             raise
@@ -97,13 +100,15 @@ class Connection:
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise Malformed(f"no nonce: {error}") from None
 
-    async def _ask(self, channel: Channel, method: str, path: str, body: bytes) -> Answer:
+    async def _ask(
+        self, channel: Channel, method: str, path: str, body: bytes, limit: int
+    ) -> Answer:
         exchange, headers = self._signer.sign(method, path, body, secrets.token_hex(16))
         headers |= {"host": self.address, "content-type": "application/json"}
         await channel.send(f"{method} {path} HTTP/1.1", headers, body)
         head = await _read_head(channel)
         digest = self._signer.believe(exchange, head.status, head.headers)
-        answer = await _read_answer(channel, head, digest)
+        answer = await _read_answer(channel, head, digest, limit)
         if head.closes or (digest is None and head.length > UNPROVEN_BYTES):
             self.close()
         return answer
@@ -116,16 +121,16 @@ async def _read_head(channel: Channel) -> Head:
     return head
 
 
-async def _read_answer(channel: Channel, head: Head, digest: str | None) -> Answer:
-    """Read at most `BODY_BYTES` from an authenticated sender, and at most `UNPROVEN_BYTES` from any
+async def _read_answer(channel: Channel, head: Head, digest: str | None, limit: int) -> Answer:
+    """Read at most `limit` bytes from an authenticated sender, and at most `UNPROVEN_BYTES` from any
     other.
     """
     if digest is None:
         small = head.length <= UNPROVEN_BYTES
         body = await channel.read_body(head.length) if small else b""
         return Answer(status=head.status, body=body, proven=False)
-    if head.length > BODY_BYTES:
-        raise Malformed(f"an answer of {head.length} bytes, the limit is {BODY_BYTES}")
+    if head.length > limit:
+        raise Malformed(f"an answer of {head.length} bytes, the limit is {limit}")
     body = await channel.read_body(head.length)
     if auth.digest_of(body) != digest:
         raise Malformed("the answer's body is not the one that was signed")
