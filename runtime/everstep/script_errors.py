@@ -25,6 +25,8 @@ _FIXES = {
     "No inf checks were recorded": _SCALER,
 }
 """What to do if torch raises an error with this text."""
+TEXT_CHARACTERS = 1500
+"""How much of an exception's text is reported. Some have a whole tensor or command in it; the log has all of it."""
 
 
 def describe_error(error: BaseException) -> str:
@@ -32,7 +34,9 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, EverstepError):
         return f"{error}{describe_line(error)}"
     fix = next((f"; {fix}" for text, fix in _FIXES.items() if text in str(error)), "")
-    return f"{type(error).__name__}: {error}{describe_line(error)}{fix}"
+    text = str(error)
+    shown = text if len(text) <= TEXT_CHARACTERS else f"{text[:TEXT_CHARACTERS]} …"
+    return f"{type(error).__name__}: {shown}{describe_line(error)}{fix}"
 
 
 def format_error(error: BaseException) -> str:

@@ -54,6 +54,18 @@ def test_another_exception_shows_everything_below_the_script() -> None:
     assert describe_line(error) == line_of(Broken.__index__)
 
 
+def fail_at_length() -> None:
+    raise ValueError("x" * 10**7)
+
+
+def test_a_long_text_hides_neither_the_line_nor_fills_each_report() -> None:
+    """Agents, coordinator and operator repeat it in each report, and the status shows only the beginning."""
+    told = describe_error(caught(fail_at_length))
+    assert told.startswith("ValueError: xxx")
+    assert told.endswith(f"x …{line_of(fail_at_length)}")
+    assert len(told) < 2000
+
+
 def test_an_exception_without_a_frame_of_the_script_is_shown_as_it_is() -> None:
     error = caught(int.from_bytes)  # misses its argument
     assert script_errors.__file__ in format_error(error)
