@@ -9,6 +9,7 @@ import pytest
 from everstep_contract.levels import RuntimeIncident
 from everstep_contract.report import Cause
 from everstep_operator.jobs import budgets, conditions
+from everstep_operator.jobs import restarts as module
 from everstep_operator.jobs.observed import NodeFact, Observed
 from everstep_operator.jobs.plan import plan
 from everstep_operator.metrics import Metrics
@@ -392,3 +393,22 @@ def test_only_the_leader_counts_silent_nodes(leads: bool, shown: list[str]) -> N
     metrics = Metrics((), World(), lambda: leads, observe_only=False, count_silent=lambda: 2)
     text = metrics.render().decode().splitlines()
     assert [line for line in text if line.startswith("everstep_silent_nodes")] == shown
+
+
+def test_a_job_that_makes_up_causes_fills_neither_status_nor_metrics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """New incidents, and new causes of an old one."""
+    monkeypatch.setattr(module, "MOST_CAUSES", 3)
+    counted: Restarts | None = None
+    for number in range(5):
+        entry = Incident(id=f"lm-{number}", cause=f"Made{number}", started_at="", open=False)
+        counted, (entry,) = module.charge(counted, [entry], {}, DAY, NOW)
+    assert counted is not None
+    assert counted.by_cause == {"Made0": 1, "Made1": 1, "Made2": 1, "Other": 2}
+    assert counted.total == 5
+    for number in range(5, 8):
+        entry = entry.model_copy(update={"cause": f"Made{number}"})
+        counted, (entry,) = module.charge(counted, [entry], {}, DAY, NOW)
+    assert counted.total == 5
+    assert len({*counted.by_cause, *counted.moved_by_cause}) == 4

@@ -7,7 +7,7 @@ is charged to the node once the verdict is known; `charged` on the incident reco
 charge.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from everstep_contract.levels import IN_ORDER
 from everstep_operator.jobs import budgets, faults
@@ -20,6 +20,12 @@ FREE = IN_ORDER | {"Start", "ScaledDown", "SpareGivenBack", "NoProgress"}
 """Causes of incidents that are not failures. NoProgress may have been only a slow step: each
 doubles the limit, and a rank that exceeds `hangSeconds` is WorkerHung.
 """
+MOST_CAUSES = 100
+"""Limit of different causes of a job. Each is a field of status and a series of the metrics, and agents report causes,
+which belong to whoever wrote the job. There are about 50.
+"""
+OTHER = "Other"
+"""Stands for all further causes."""
 FREE_IN_PLACE = frozenset({"GroupStuck"})
 """Causes that are not failures if the members continued in place: their group had completed steps,
 and may only have been slow. If it completes none, all ranks restart.
@@ -40,7 +46,7 @@ def charge(
     recent = list(old.recent) if old else []
     charged: dict[int, str | None] = {}
     for entries in faults.group_by_fault(incidents):
-        wanted = _choose_cause(entries, attempts)
+        wanted = _limit(_choose_cause(entries, attempts), {*causes, *left})
         held = [i.charged for i in entries if i.charged]
         if wanted is None or held == [wanted]:
             continue
@@ -54,6 +60,10 @@ def charge(
         charged.update({id(i): None for i in entries} | {id(entries[0]): wanted})
     told = [_with_charge(i, charged) for i in incidents]
     return _build(causes, left, joined, recent), told
+
+
+def _limit(cause: str | None, known: Set[str]) -> str | None:
+    return cause if cause is None or cause in known or len(known) < MOST_CAUSES else OTHER
 
 
 def _with_charge(incident: Incident, charged: Mapping[int, str | None]) -> Incident:
