@@ -6,9 +6,10 @@ import io
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from everstep_kubectl.cluster import Cluster, ClusterError
+from everstep_kubectl.text import escape
 
 _FORMS = ("table", "json", "yaml")
 
@@ -18,6 +19,7 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    sys.stdout, sys.stderr = Shown(sys.stdout), Shown(sys.stderr)
     try:
         status = run(sys.argv[1:])
         sys.stdout.flush()
@@ -27,6 +29,19 @@ def main() -> NoReturn:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
+
+
+class Shown:
+    """A stream that escapes what it shows."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, written: str) -> int:
+        return self._stream.write(escape(written))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def run(argv: Sequence[str]) -> int:

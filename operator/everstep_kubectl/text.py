@@ -4,8 +4,18 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+_ESCAPES = {
+    code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"
+}
 SHOW_OPERATOR = "kubectl get pods -A -l app.kubernetes.io/name=everstep-operator"
 """For messages: the release may be in any namespace."""
+
+
+def escape(text: str) -> str:
+    """The text with control characters made visible, as kubectl does it: users write messages and names, and a
+    terminal would obey what is in them.
+    """
+    return text.translate(_ESCAPES)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -7,12 +7,17 @@ import logging
 import time
 from collections.abc import Mapping
 
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
+    ord("\n"): "\\n",
+    ord("\r"): "\\r",
+}
+"""Control characters. Users write some texts, and a terminal would obey what is in them."""
 FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 class Formatter(logging.Formatter):
-    """One line per entry, even if a message contains line breaks. Times are in UTC, as in statuses and
-    Events, whatever time zone the container has.
+    """One line per entry, even if a message contains line breaks or other control characters. Times are
+    in UTC, as in statuses and Events, whatever time zone the container has.
     """
 
     converter = staticmethod(time.gmtime)
@@ -23,7 +28,7 @@ class Formatter(logging.Formatter):
         super().__init__(FORMAT)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        line = super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
+        line = super().formatMessage(record).translate(_ESCAPES)
         fields: dict[str, str] = getattr(record, "fields", {})
         return " ".join([line, *(f"{k}={_shown(v)}" for k, v in fields.items() if v)])
 

@@ -62,6 +62,11 @@ def test_a_message_of_many_lines_is_one_line_and_forges_none() -> None:
     assert "\r" not in line
 
 
+def test_a_terminal_that_shows_the_log_obeys_no_message() -> None:
+    line = line_of(logging.INFO, "away \x1b[2J\x9b\x0b\x85 still here, ß")
+    assert line.endswith("away \\x1b[2J\\x9b\\x0b\\x85 still here, ß")
+
+
 async def test_a_failure_that_repeats_is_said_once_and_its_end_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,23 @@ def test_without_a_command_it_shows_what_there_is(capsys: pytest.CaptureFixture[
     assert "timeline" in capsys.readouterr().out
 
 
+def test_a_terminal_obeys_no_text_of_a_user(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message of a condition may be that of a script's exception."""
+
+    def show(_: list[str]) -> int:
+        print("job-1  \x1b]0;owned\x07\x9b2J\rReady\tyes\nß")
+        return 0
+
+    monkeypatch.setattr(cli, "run", show)
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert capsys.readouterr().out == "job-1  \\x1b]0;owned\\x07\\x9b2J\\x0dReady\tyes\nß\n"
+
+
 def test_a_missing_kubectl_is_named_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
