@@ -229,6 +229,21 @@ async def test_of_an_agent_no_more_is_read_than_its_job_can_have_to_say(
     assert "the limit is" in caplog.text
 
 
+async def test_of_ever_so_many_incidents_the_newest_are_read(
+    agent: ToyAgent, dialogue: Agents, listener: Listener
+) -> None:
+    """A pass over a few thousand of them would take longer than the operator's lease lasts."""
+    told = tuple(
+        levels.RuntimeIncident(id=str(number), cause="WorkerDied", message="")
+        for number in range(5000)
+    )
+    agent.seen = replace(agent.seen, incidents=told)
+    dialogue.tell(KEY, TOKEN, levels.Wanted(), {agent.address: "u"})
+    await listener.wait()
+    seen = dialogue.report_on(KEY).seen
+    assert seen == replace(agent.seen, incidents=told[-reports.INCIDENTS :])
+
+
 # --- answers without a proof ----------------------------------------------------------------------
 
 LIE = replace(  # what a stranger claims

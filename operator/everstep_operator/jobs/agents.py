@@ -161,7 +161,7 @@ class Agents:
         at = time.monotonic() - said.age
         if said.proven:
             connection.answered = held.proven = True
-            return Heard(seen=said.seen, at=at)
+            return Heard(seen=reports.trim(said.seen), at=at)
         connection.answered = not held.proven
         if held.proven:
             return None

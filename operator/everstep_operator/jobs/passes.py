@@ -253,7 +253,7 @@ class Passes:
         return observe.to_pods(claimed, owner)
 
     def _tell_deaths(self, observed: Observed) -> None:
-        for node in self._memory(observed.job).deaths.take_new(observed):
+        for node in dict.fromkeys(self._memory(observed.job).deaths.take_new(observed)):
             self.on_death(node)
 
     def _note_events(self, observed: Observed) -> None:

@@ -30,6 +30,10 @@ ANSWER_BYTES, ANSWER_BYTES_OF_A_POD = 2**20, 12 * 2**10
 """Limit of an answer, and what each pod of the job adds to it: 64 members take 8 KiB. Whoever may create pods has
 a job's token, and to read an answer takes six times its size in memory, and a second of the event loop for 16 MiB.
 """
+INCIDENTS = 64
+"""How many of the incidents in an answer are read, the newest ones. A coordinator reports 10, and each is compared
+with all others.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +122,12 @@ def without_figures(seen: Seen) -> Seen:
 def limit_answer(pods: int) -> int:
     """How many bytes of an answer are read."""
     return ANSWER_BYTES + pods * ANSWER_BYTES_OF_A_POD
+
+
+def trim(seen: Seen) -> Seen:
+    """The part of a proven answer that is read."""
+    newest = seen.incidents[-INCIDENTS:]
+    return seen if newest == seen.incidents else replace(seen, incidents=newest)
 
 
 def choose_addresses(addresses: list[str], turn: int, coordinator: str | None) -> list[str]:
