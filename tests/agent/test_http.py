@@ -126,6 +126,15 @@ async def test_a_handler_that_fails_costs_its_question_alone(address: str, said:
     assert "broken handler" in said[0]
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:70000", "127.0.0.1:-1", "nowhere", "[::1]:x", ""])
+async def test_what_is_no_address_is_nobody(address: str) -> None:
+    """Another pod has reported it."""
+    async with PeerClient(address, TOKEN) as client:
+        with pytest.raises(PeerError) as caught:
+            await ask(client)
+        assert not caught.value.refused
+
+
 async def test_nobody_there_is_told_from_a_refusal() -> None:
     async with PeerClient("127.0.0.1:9", TOKEN) as client:
         with pytest.raises(PeerError) as caught:

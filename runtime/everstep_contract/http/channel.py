@@ -155,5 +155,8 @@ def join_address(host: str, port: int) -> str:
 
 def split_address(address: str) -> tuple[str, int]:
     """Raises ValueError."""
-    host, _, port = address.rpartition(":")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    host, _, text = address.rpartition(":")
+    port = int(text)
+    if not 0 < port < 2**16:
+        raise ValueError(f"{address!r:.80}: {port} is no port")
+    return host.removeprefix("[").removesuffix("]"), port
