@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import Callable, Mapping
 
 from aiohttp import web
@@ -20,12 +21,35 @@ KEEPALIVE_SECONDS = 75.0
 """Limit for the next request on a connection. After it the connection is closed."""
 STALLED_SECONDS = 60.0
 """Each loop turns every few seconds; one that has not turned for this long is stuck."""
+PAGE_REST = 10
+"""For this many times as long as it took to write the page of metrics, the same page is served. So requests, which
+anyone may send, take at most a tenth of the event loop. The page of 1,000 jobs takes 0.7 s.
+"""
 
 
 def describe_stall(beats: Mapping[str, float], now: float) -> str:
     """The loops that have not turned for too long; "" if there are none."""
     stuck = [f"{n} ({now - at:.0f} s)" for n, at in beats.items() if now - at > STALLED_SECONDS]
     return f"loops that have not turned: {', '.join(stuck)}" if stuck else ""
+
+
+class Page:
+    """The page of metrics."""
+
+    def __init__(
+        self, render: Callable[[], bytes], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._render, self._clock = render, clock
+        self._body = b""
+        self._until = float("-inf")
+
+    def read(self) -> bytes:
+        began = self._clock()
+        if began >= self._until:
+            self._body = self._render()
+            ended = self._clock()
+            self._until = ended + PAGE_REST * (ended - began)
+        return self._body
 
 
 def build_app(
@@ -43,8 +67,9 @@ def build_app(
 
     async def show_metrics(_: web.Request) -> web.Response:
         headers = {"Content-Type": "text/plain; version=0.0.4"}
-        return web.Response(body=render(), headers=headers)
+        return web.Response(body=page.read(), headers=headers)
 
+    page = Page(render)
     app = web.Application()
     app.add_routes(
         [

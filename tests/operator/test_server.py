@@ -50,6 +50,22 @@ async def test_by_default_probes_of_ipv4_and_of_ipv6_are_answered(
     await serving.close()
 
 
+def test_requests_for_metrics_take_a_tenth_of_the_time() -> None:
+    now, written = 0.0, 0
+
+    def render() -> bytes:
+        nonlocal now, written
+        now, written = now + 0.7, written + 1
+        return f"page {written}".encode()
+
+    page = server.Page(render, lambda: now)
+    assert [page.read() for _ in range(50)] == [b"page 1"] * 50
+    now += server.PAGE_REST * 0.7 - 0.1
+    assert page.read() == b"page 1"
+    now += 0.2
+    assert page.read() == b"page 2"
+
+
 async def test_clients_that_only_connect_keep_no_probe_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
