@@ -212,7 +212,7 @@ class Gang:
         return log
 
     async def verified(self) -> verify.Verified:
-        return await verify.verify_run(self.store())
+        return await verify.verify_run(self.store(), entries=True)
 
 
 def fork_script(script: str) -> spawn.Spawner:

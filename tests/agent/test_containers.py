@@ -63,7 +63,7 @@ async def test_what_is_killed_ends_with_all_it_started_and_goes_on_in_its_next_l
             assert ("adopted=" in container.output.read_text()) == hurt
         lost = sum(i.steps_lost for i in gang.seen.incidents)
         assert lost == 0 if len(victims) == 1 else lost < 50
-        run = await verify.verify_run(storage.open_store(gang.store, "ns/job", {}))
+        run = await verify.verify_run(storage.open_store(gang.store, "ns/job", {}), entries=True)
         assert run.ok, run.problems
         assert [e.step for e in run.entries] == list(range(1, 61))
 

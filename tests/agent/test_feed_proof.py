@@ -1,10 +1,10 @@
 """What the ledger and the feeds' records prove about samples, and which errors they reveal."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from agent.a_run import entry
-from everstep_agent.tools.feed_proof import find_feed_problems, list_feed_notes
+from everstep_agent.tools.feed_proof import Feeds, list_feed_notes
 from everstep_contract.feed import FeedRecord, Order, Segment
 from everstep_contract.ledger import LedgerEntry
 
@@ -35,6 +35,18 @@ def problems(entries: Sequence[LedgerEntry], *segments: Segment) -> list[str]:
     return find_feed_problems(entries, {"1": FeedRecord(segments=segments)})
 
 
+def find_feed_problems(
+    entries: Sequence[LedgerEntry], records: Mapping[str, FeedRecord] | None
+) -> list[str]:
+    feeds = Feeds(records)
+    for one in entries:
+        feeds.add(one)
+    if repeats := feeds.find_repeats():
+        for one in entries:
+            repeats.add(one)
+    return feeds.problems()
+
+
 def test_whole_passes_and_one_that_is_under_way_are_in_order() -> None:
     assert problems(ledger(PASS[:4], PASS[4:], NEXT[:4]), segment(1, 3)) == []
 
@@ -57,6 +69,15 @@ def test_samples_used_twice_are_counted_with_both_steps() -> None:
     assert inside == [
         "feed 1: sample 4 was used twice in one pass over the data, at steps 1 and 2 (and 1 more)",
         "feed 1: a pass over the data ended at step 2 without 2 of 8 samples; the first of them is 2",
+    ]
+
+
+def test_the_first_use_of_a_repeated_sample_is_looked_for_in_its_own_pass() -> None:
+    """Step 3 ends one pass and begins the next one."""
+    entries = ledger(PASS[:3], PASS[3:6], (*PASS[6:], 0), NEXT[:2], (0, 5))
+    segments = (segment(1, 3, global_batch=3), segment(4, 2, sample=9, global_batch=2))
+    assert problems(entries, *segments) == [
+        "feed 1: sample 0 was used twice in one pass over the data, at steps 3 and 5"
     ]
 
 

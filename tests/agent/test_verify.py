@@ -1,4 +1,5 @@
-from collections.abc import Iterator
+import gc
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from everstep_agent.tools import proof, verify
 from everstep_contract import log
 from everstep_contract.ledger import LedgerEntry
 from everstep_contract.log import Done
-from everstep_contract.manifest import LedgerSegment, Manifest
 
 
 @pytest.fixture
@@ -38,14 +38,14 @@ async def test_the_run_that_exists_is_proved_not_the_tries(
     bad_day: UnreliableStore, tmp_path: Path
 ) -> None:
     await a_disturbed_run(bad_day, tmp_path)
-    verified = await verify.verify_run(bad_day)
+    verified = await verify.verify_run(bad_day, entries=True)
     assert verified.problems == ()
     assert [(e.epoch, e.step) for e in verified.entries] == [
         *((1, s) for s in range(1, 5)),
         *((2, s) for s in range(5, 10)),
     ]
-    assert verified.losses == tuple(2.0 / s for s in range(1, 10))
-    assert verified.samples[0] == (0, 1, 2, 3)
+    assert [e.loss for e in verified.entries] == [2.0 / s for s in range(1, 10)]
+    assert verified.entries[0].samples == (0, 1, 2, 3)
     assert verified.done
     assert [(s.epoch, s.first, s.last, s.cause, s.samples) for s in verified.epochs] == [
         (1, 1, 4, "Start", 16),
@@ -117,42 +117,58 @@ async def test_an_end_beyond_the_newest_checkpoint_is_a_problem(
     assert verified.problems == ("the run ended at step 6, its newest checkpoint is step 4",)
 
 
-class Counted(list[LedgerEntry]):
-    walks = 0
+class Watched(UnreliableStore):
+    """Counts the entries in memory whenever a chunk is read."""
 
-    def __iter__(self) -> Iterator[LedgerEntry]:
-        self.walks += 1
-        return super().__iter__()
+    most = 0
+
+    async def get(self, key: str) -> bytes:
+        if key.startswith("chunks/"):
+            self.most = max(self.most, count_entries())
+        return await super().get(key)
 
 
-def test_a_long_ledger_is_walked_once_for_the_table_however_many_segments_it_has() -> None:
-    segments = tuple(LedgerSegment(epoch=n, first=n, last=n, chunk="c") for n in range(1, 9))
-    ledger = Counted(entry(n, epoch=n) for n in range(1, 9))
-    manifest = Manifest(run="r", epoch=8, step=8, writer="w", world=1, ledger=segments)
-    epochs = proof.build_epochs(manifest, ledger, [])
-    assert [(e.epoch, e.samples) for e in epochs] == [(n, 4) for n in range(1, 9)]
-    assert ledger.walks == 1
+def count_entries() -> int:
+    return sum(type(o) is LedgerEntry for o in gc.get_objects())
+
+
+async def test_a_long_ledger_is_not_held_in_memory(tmp_path: Path) -> None:
+    store = Watched(open_store("memory://", "", {}))
+    run = ARun(store, tmp_path)
+    await run.claim(1)
+    for step in range(2, 21, 2):
+        await run.save(step, since=step - 2)
+    before = count_entries()
+    store.most = 0
+    verified = await verify.verify_run(store)
+    assert (verified.problems, verified.steps, verified.entries) == ((), 20, ())
+    assert store.most - before <= 2
+
+
+def find_problems(entries: Iterable[LedgerEntry], steps: int) -> list[str]:
+    found = proof.Steps()
+    for one in entries:
+        found.add(one)
+    return found.problems(steps)
 
 
 def test_each_step_must_stand_once() -> None:
     good = [entry(1), entry(2), entry(2, reduction=1)]
-    assert proof.find_problems(good, 2) == []
-    assert proof.find_problems([entry(1), entry(3)], 3) == ["step 2 is missing from the ledger"]
-    assert proof.find_problems([entry(1), entry(1)], 1) == ["step 1 is 2 times in the ledger"]
-    assert proof.find_problems([], 1) == ["step 1 is missing from the ledger"]
+    assert find_problems(good, 2) == []
+    assert find_problems([entry(1), entry(3)], 3) == ["step 2 is missing from the ledger"]
+    assert find_problems([entry(1), entry(1)], 1) == ["step 1 is 2 times in the ledger"]
+    assert find_problems([], 1) == ["step 1 is missing from the ledger"]
 
 
 def test_each_micro_batch_must_come_from_one_rank() -> None:
     for count in (0, 2):
         odd = replace(entry(1), counts=(1, count))
-        assert proof.find_problems([odd], 1) == [
-            f"step 1: micro-batch 1 came from {count} ranks, not 1"
-        ]
+        assert find_problems([odd], 1) == [f"step 1: micro-batch 1 came from {count} ranks, not 1"]
 
 
 def test_two_reductions_of_a_step_must_see_the_same_samples() -> None:
     other = replace(entry(1, reduction=1), samples=(1, 2, 3, 4))
-    assert proof.find_problems([entry(1), other], 1) == [
+    assert find_problems([entry(1), other], 1) == [
         "step 1: its loops over feed 1 saw different samples"
     ]
 

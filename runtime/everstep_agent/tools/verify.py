@@ -7,6 +7,8 @@ does not recompute losses.
 """
 
 import asyncio
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,7 +23,7 @@ from everstep_agent.tools import feed_proof, proof
 from everstep_contract import codec, feed, ledger
 from everstep_contract.ledger import LedgerEntry
 from everstep_contract.log import Commit
-from everstep_contract.manifest import Chunk, Manifest
+from everstep_contract.manifest import LedgerSegment, Manifest
 
 CONCURRENCY = 4
 TRIES = 3
@@ -41,6 +43,7 @@ class Verified:
     steps: int = 0
     epochs: tuple[proof.Segment, ...] = ()
     entries: tuple[LedgerEntry, ...] = ()
+    """The ledger, if it was asked for."""
     commit: Commit | None = None
     commits: int = 0
     """Number of existing checkpoints."""
@@ -50,15 +53,6 @@ class Verified:
     @property
     def ok(self) -> bool:
         return not self.problems
-
-    @property
-    def losses(self) -> tuple[float, ...]:
-        """One per entry, in order of step."""
-        return tuple(e.loss for e in self.entries)
-
-    @property
-    def samples(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(e.samples for e in self.entries)
 
 
 async def load_ledger(store: ObjectStore) -> list[LedgerEntry]:
@@ -74,45 +68,62 @@ async def load_ledger(store: ObjectStore) -> list[LedgerEntry]:
     commit = log.index.newest_resumable
     if commit is None:
         return []
-    return await _load_entries(store, await fetch_manifest(store, commit))
+    found: list[LedgerEntry] = []
+    await _walk(store, await fetch_manifest(store, commit), found.append)
+    return found
 
 
-async def _load_entries(store: ObjectStore, manifest: Manifest) -> list[LedgerEntry]:
-    named = {s.chunk for s in manifest.ledger}
-    chunks = [c for c in manifest.chunks if c.digest in named]
-    loading = [partial(_load_lines, store, chunk) for chunk in chunks]
-    lines = await move_all(loading, CONCURRENCY)
-    by_digest = {c.digest: found for c, found in zip(chunks, lines, strict=True)}
-    return ledgers.choose_entries(manifest.ledger, by_digest)
+async def _walk(
+    store: ObjectStore, manifest: Manifest, take: Callable[[LedgerEntry], object]
+) -> None:
+    """Give the entries along the lineage to `take`, which runs in a thread, in order of step. Only the
+    entries of one chunk are in memory.
+    """
+    listed = {c.digest: c for c in manifest.chunks}
+    parts = [
+        (listed[digest], tuple(segments))
+        for digest, segments in itertools.groupby(manifest.ledger, lambda s: s.chunk)
+    ]
+    for at in range(0, len(parts), CONCURRENCY):
+        some = parts[at : at + CONCURRENCY]
+        bodies = await move_all(
+            [partial(fetch_verified, store, chunk) for chunk, _ in some], CONCURRENCY
+        )
+        for (chunk, segments), body in zip(some, bodies, strict=True):
+            try:
+                await asyncio.to_thread(_take_all, body, segments, take)
+            except codec.DecodeError as error:
+                raise Broken(f"{chunk.key}: {error}") from None
 
 
-async def _load_lines(store: ObjectStore, chunk: Chunk) -> list[LedgerEntry]:
-    raw = await fetch_verified(store, chunk)
-    try:
-        return await asyncio.to_thread(ledger.decode_lines, raw)
-    except codec.DecodeError as error:
-        raise Broken(f"{chunk.key}: {error}") from None
+def _take_all(
+    body: bytes, segments: Sequence[LedgerSegment], take: Callable[[LedgerEntry], object]
+) -> None:
+    lines = ledger.decode_lines(body)
+    for entry in ledgers.choose_entries(segments, {segments[0].chunk: lines}):
+        take(entry)
 
 
-async def verify_run(store: ObjectStore, *, state: bool = True) -> Verified:
+async def verify_run(store: ObjectStore, *, state: bool = True, entries: bool = False) -> Verified:
     """Read the log, the newest checkpoint of the lineage and its ledger. If a job that runs retires
     that checkpoint meanwhile, read the next one.
 
     Args:
         state: also read the checkpoint's tensor chunks and check their digests.
+        entries: also return the ledger, which of a long run does not fit into memory.
 
     Raises:
         StoreError: the store failed to answer.
     """
     for _ in range(TRIES):
-        found = await _verify_newest(store, state=state)
+        found = await _verify_newest(store, state=state, entries=entries)
         if found is not None:
             return found
     text = f"the job retired {TRIES} checkpoints while they were read: raise checkpoint.keep"
     return Verified(run=store.uri, problems=(f"{store.uri}: {text}",))
 
 
-async def _verify_newest(store: ObjectStore, *, state: bool) -> Verified | None:
+async def _verify_newest(store: ObjectStore, *, state: bool, entries: bool) -> Verified | None:
     """None: the checkpoint was retired while it was read."""
     log = RunLog(store)
     try:
@@ -130,15 +141,20 @@ async def _verify_newest(store: ObjectStore, *, state: bool) -> Verified | None:
         return Verified(run=store.uri, problems=(f"{store.uri}: {text}",))
     try:
         manifest = await fetch_manifest(store, commit)
-        entries = await _load_entries(store, manifest)
+        judged = _Judged(feed.decode_records(manifest.state), keep=entries)
+        await _walk(store, manifest, judged.add)
+        if repeats := judged.feeds.find_repeats():
+            await _walk(store, manifest, repeats.add)
         if state:
             await _read_state(store, manifest)
+    except codec.DecodeError as error:
+        return Verified(run=store.uri, problems=(f"{commit.manifest}: {error}",), commit=commit)
     except Broken as error:
         await log.refresh()
         if log.index.is_retired(commit.manifest):
             return None
         return Verified(run=store.uri, problems=(str(error),), commit=commit)
-    return _judge(store.uri, log, commit, manifest, entries)
+    return _judge(store.uri, log, commit, manifest, judged)
 
 
 async def _read_state(store: ObjectStore, manifest: Manifest) -> None:
@@ -147,15 +163,23 @@ async def _read_state(store: ObjectStore, manifest: Manifest) -> None:
     await move_all([partial(StoreTier(store).check, chunk) for chunk in chunks], CONCURRENCY)
 
 
-def _judge(
-    uri: str, log: RunLog, commit: Commit, manifest: Manifest, entries: list[LedgerEntry]
-) -> Verified:
-    try:
-        records = feed.decode_records(manifest.state)
-    except codec.DecodeError as error:
-        return Verified(run=uri, problems=(f"{commit.manifest}: {error}",), commit=commit)
-    problems = proof.find_problems(entries, manifest.step)
-    problems += feed_proof.find_feed_problems(entries, records)
+class _Judged:
+    """What the entries of the ledger show, one after the other."""
+
+    def __init__(self, records: Mapping[str, feed.FeedRecord] | None, *, keep: bool) -> None:
+        self.records, self.feeds, self.steps = records, feed_proof.Feeds(records), proof.Steps()
+        self.kept: list[LedgerEntry] = []
+        self._keep = keep
+
+    def add(self, entry: LedgerEntry) -> None:
+        self.steps.add(entry)
+        self.feeds.add(entry)
+        if self._keep:
+            self.kept.append(entry)
+
+
+def _judge(uri: str, log: RunLog, commit: Commit, manifest: Manifest, judged: _Judged) -> Verified:
+    problems = [*judged.steps.problems(manifest.step), *judged.feeds.problems()]
     gap = ledgers.find_gap(manifest.ledger, manifest.step)
     if gap:
         problems.insert(0, gap)
@@ -167,10 +191,10 @@ def _judge(
     return Verified(
         run=uri,
         problems=tuple(problems),
-        notes=tuple(feed_proof.list_feed_notes(records)),
+        notes=tuple(feed_proof.list_feed_notes(judged.records)),
         steps=manifest.step,
-        epochs=proof.build_epochs(manifest, entries, log.claims),
-        entries=tuple(entries),
+        epochs=proof.build_epochs(manifest, judged.steps.samples, log.claims),
+        entries=tuple(judged.kept),
         commit=commit,
         commits=len(list(log.index.resumable())),
         bytes=manifest.bytes(),
