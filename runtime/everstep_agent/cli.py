@@ -70,12 +70,23 @@ def run(argv: Sequence[str]) -> int:
     """
     own, script_args = split_arguments(argv)
     arguments = parse(own)
+    if problem := _find_folder_problem():
+        return _refuse(problem)
     if arguments.command == "run":
         return _run(arguments, script_args)
     if arguments.command in ("verify", "checkpoints", "fork", "fetch"):
         return _read(arguments)
     build_parser().print_help()
     return 2
+
+
+def _find_folder_problem() -> str:
+    """Why relative paths mean nothing; empty: they mean something."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        return f"the current folder: {error.strerror}; it was removed or unmounted, change to another one"
+    return ""
 
 
 def _run(arguments: argparse.Namespace, args: list[str]) -> int:

@@ -185,6 +185,18 @@ async def test_arguments_reach_the_script(everstep, tmp_path: Path):
     assert "everstep.run(main)" in command.text
 
 
+async def test_names_of_scripts_and_folders_may_have_any_bytes(everstep, tmp_path: Path):
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.mkdir()
+    (folder / "train.py").symlink_to(STUB)
+    for command in (
+        ["run", "--store", f"{folder}/s", f"{folder}/train.py"],
+        ["verify", f"{folder}/s/train"],
+    ):
+        started = await everstep(*command)
+        assert await started.end() == 0, started.text
+
+
 async def test_workers_are_forked_and_a_preload_that_cannot_be_imported_is_said(everstep):
     command = await everstep("run", "--preload", "absent,json", STUB)
     assert await command.end() == 0

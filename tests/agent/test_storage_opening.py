@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from everstep_agent.storage import open_store, probe
-from everstep_agent.storage.address import build_s3_config, parse_uri
+from everstep_agent.storage.address import build_s3_config, file_uri, parse_uri
 from everstep_agent.storage.errors import BadAddress, BucketMissing, Denied, Unreachable
 from everstep_agent.storage.retrying import Patience
 from everstep_lab import objectstore
@@ -18,6 +18,12 @@ def test_a_run_lies_below_its_uri() -> None:
     assert (address.bucket, address.prefix) == ("bucket", "team/a/default/byte-lm")
     assert parse_uri("file:///data/runs", "r").uri == "file:///data/runs/r"
     assert parse_uri("file:///data/try%233").bucket == "/data/try#3"
+
+
+def test_a_folder_may_have_any_bytes_in_its_name() -> None:
+    path = os.fsdecode(b"/data/\xff?")
+    address = parse_uri(file_uri(path), "r")
+    assert (address.bucket, address.uri) == (path, "file:///data/%FF%3F/r")
 
 
 @pytest.mark.parametrize(

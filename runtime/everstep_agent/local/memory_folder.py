@@ -55,7 +55,7 @@ def sweep(parent: Path | None = None) -> None:
 def note_run(folder: MemoryFolder, place: str) -> None:
     """Let other launchers know which run this one trains."""
     with contextlib.suppress(OSError):  # no room: the other one takes the run over without a word
-        (folder.path / NOTE).write_text(place)
+        (folder.path / NOTE).write_bytes(os.fsencode(place))
 
 
 def is_trained(place: str, parent: Path | None = None) -> bool:
@@ -65,8 +65,8 @@ def is_trained(place: str, parent: Path | None = None) -> bool:
     found = []
     for path in (parent or find_parent()).glob(f"{PREFIX}*-*/{NOTE}"):
         with contextlib.suppress(OSError):  # another user's, or removed in between
-            found.append(path.read_text())
-    return place in found
+            found.append(path.read_bytes())
+    return os.fsencode(place) in found
 
 
 def lock_folder(path: Path) -> int | None:

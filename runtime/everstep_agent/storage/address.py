@@ -29,8 +29,10 @@ class Address:
 
 
 def file_uri(path: str) -> str:
-    """The URI of a folder, which may have any characters in its name. `path`: absolute."""
-    return "file://" + quote(path)
+    """The URI of a folder, whose name may have any characters, and bytes that are not UTF-8. `path`:
+    absolute.
+    """
+    return "file://" + quote(path, errors="surrogateescape")
 
 
 def check_key(key: str, what: str = "key") -> str:
@@ -65,7 +67,7 @@ def parse_uri(uri: str, run: str = "") -> Address:
         )
     if run:
         check_key(run, "checkpoint.run (--run; by default the script's name)")
-    below = unquote(parts.path)
+    below = unquote(parts.path, errors="surrogateescape")
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost") or not below.startswith("/"):
             raise BadAddress(f"checkpoint.uri {uri!r}: a folder is written file:///absolute/path")
