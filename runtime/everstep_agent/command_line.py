@@ -30,7 +30,8 @@ def parse(own: Sequence[str]) -> argparse.Namespace:
 
 def describe_unknown(arguments: argparse.Namespace, unknown: Sequence[str]) -> str:
     given = " ".join(unknown)
-    hint = f"see: everstep {arguments.command} --help"
+    command = f"{arguments.command} " if arguments.command else ""
+    hint = f"see: everstep {command}--help"
     if arguments.command == "run":
         hint = (
             f"arguments of the script go after --: {arguments.script} -- {given}; options: {hint}"

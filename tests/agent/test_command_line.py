@@ -69,6 +69,26 @@ def test_a_number_of_workers_is_a_whole_number_of_at_least_one(
     assert f"--workers: '{text}': expected a whole number, 1 or more" in capsys.readouterr().err
 
 
+def test_an_unknown_option_without_a_command_is_refused_with_the_help_to_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        command_line.parse(["--json"])
+    assert "unrecognized arguments: --json; see: everstep --help" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [["run", "train.py"], ["verify", "everstep-store/train"]])
+def test_a_current_folder_that_was_removed_is_named(tmp_path: Path, given: list[str]) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    command = f"rmdir {folder}; exec {sys.executable} -m everstep_agent.cli {' '.join(given)}"
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr.splitlines()[1:]) == (2, [])
+    assert "everstep: the current folder: No such file or directory" in done.stderr
+
+
 @pytest.mark.parametrize(
     "shell",
     [

@@ -359,7 +359,7 @@ def test_the_ranks_share_the_cores_that_the_command_may_use(
     assert given["OMP_NUM_THREADS"] == "5"
 
 
-@pytest.mark.parametrize("name", ["exp#1", "what?", "50%20", "a b", "ü"])
+@pytest.mark.parametrize("name", ["exp#1", "what?", "50%20", "a b", "ü", os.fsdecode(b"\xff")])
 def test_a_folder_with_any_name_holds_the_store(name: str) -> None:
     plan = build_plan(
         script="train.py", args=(), workers=1, store="store", run="r", save_every=0, keep=2,
@@ -369,6 +369,15 @@ def test_a_folder_with_any_name_holds_the_store(name: str) -> None:
     assert plan.place == f"/x/{name}/store/r"
     address = parse_uri(plan.uri, plan.run)
     assert parse_uri(address.uri).bucket == plan.place, "its URI names the same folder again"
+
+
+@pytest.mark.parametrize("store", ["s3://bucket/folder", "s3://bucket/folder/", "s3://bucket"])
+def test_the_place_of_a_run_is_an_address_that_other_commands_take(store: str) -> None:
+    plan = build_plan(
+        script="train.py", args=(), workers=1, store=store, run="r", save_every=0, keep=2,
+        hang_seconds=1.0, guard_action="Note", guard_factor=10.0, verbose=False, folder="/x",
+    )  # fmt: skip
+    assert parse_uri(plan.place) == parse_uri(store, "r")
 
 
 @pytest.mark.long

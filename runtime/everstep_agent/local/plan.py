@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from everstep_agent.storage.address import file_uri, parse_uri
+from everstep_agent.storage.address import Address, file_uri, parse_uri
 from everstep_contract.units import ONE_RANK, Mesh
 
 
@@ -34,13 +34,17 @@ class Plan:
     @property
     def store_folder(self) -> str:
         """The folder of a store on this machine; empty: it is elsewhere. Raises `BadAddress`."""
-        address = parse_uri(self.uri, self.run)
+        address = self._address
         return address.bucket if address.scheme == "file" else ""
 
     @property
     def place(self) -> str:
-        """Where the run is, as other commands take it."""
-        return f"{self.store_folder or self.uri}/{self.run}"
+        """Where the run is, as other commands take it. Raises `BadAddress`."""
+        return f"{self.store_folder}/{self.run}" if self.store_folder else self._address.uri
+
+    @property
+    def _address(self) -> Address:
+        return parse_uri(self.uri, self.run)
 
 
 def build_plan(
