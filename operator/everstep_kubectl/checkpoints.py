@@ -12,8 +12,9 @@ def render_catalog(catalog: Raw) -> str:
     state = "done" if catalog["done"] else "not finished"
     head = f"{catalog['run']} ({state}, last written by {catalog['job'] or 'nobody'})"
     found = catalog["checkpoints"]
+    apart = "".join(f"\n{line}" for line in _list_apart(catalog))
     if not found:
-        return f"{head}\nthere is no checkpoint yet"
+        return f"{head}\nthere is no checkpoint yet{apart}"
     rows = [
         [
             c["step"],
@@ -30,7 +31,19 @@ def render_catalog(catalog: Raw) -> str:
         if catalog["retired"]
         else ""
     )
-    return f"{head}\n\n{text.table(['STEP', 'EPOCH', 'SIZE', 'EPOCH BEGAN BY', 'PINNED AS', 'NOTE'], rows)}{retired}"
+    columns = ["STEP", "EPOCH", "SIZE", "EPOCH BEGAN BY", "PINNED AS", "NOTE"]
+    return f"{head}\n\n{text.table(columns, rows)}{retired}{apart}"
+
+
+def _list_apart(catalog: Raw) -> list[str]:
+    """Pins of checkpoints that are not in the table, and why the table cannot be trusted."""
+    listed = {pin for c in catalog["checkpoints"] for pin in c.get("pins") or ()}
+    lines = [
+        f"pinned as {pin['name']}: step {pin['step']} of epoch {pin['epoch']}, which the run does not continue"
+        for pin in catalog.get("pins") or ()
+        if pin["name"] not in listed
+    ]
+    return lines + ([f"PROBLEM: {catalog['problem']}"] if catalog.get("problem") else [])
 
 
 def render_verified(found: Raw) -> str:

@@ -223,6 +223,24 @@ def test_the_list_of_checkpoints_says_where_the_next_start_goes_on_from() -> Non
     assert "no checkpoint yet" in checkpoints.render_catalog(catalog | {"checkpoints": []})
 
 
+def test_the_list_of_checkpoints_names_a_damaged_log_and_pins_that_the_table_lacks() -> None:
+    pin = {"name": "good", "epoch": 1, "step": 4, "manifest": "m", "kept": True}
+    catalog = {
+        "run": "s3://b/r",
+        "done": False,
+        "job": "ns/j",
+        "retired": 0,
+        "checkpoints": [],
+        "pins": [pin],
+        "problem": "log/000000000002.json is gone",
+    }
+    shown = checkpoints.render_catalog(catalog).splitlines()
+    assert shown[-2:] == [
+        "pinned as good: step 4 of epoch 1, which the run does not continue",
+        "PROBLEM: log/000000000002.json is gone",
+    ]
+
+
 def test_ages_and_sizes_read_as_kubectl_writes_them() -> None:
     assert [text.span(s) for s in (5, 119, 600, 7200, 200_000)] == ["5s", "119s", "10m", "2h", "2d"]
     assert [text.size(n) for n in (5, 60_085, 3e9)] == ["5 B", "60.1 kB", "3.0 GB"]
