@@ -4,6 +4,7 @@ import argparse
 import importlib
 import io
 import math
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn, TextIO
@@ -16,6 +17,7 @@ _FORMS = ("table", "json", "yaml")
 
 def main() -> NoReturn:
     """The console script `kubectl-everstep`."""
+    sys.stdout, sys.stderr = sys.stdout or _open_null(), sys.stderr or _open_null()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -29,6 +31,14 @@ def main() -> NoReturn:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:  # the disk is full: what was printed is lost
+        print(f"kubectl everstep: cannot write its output: {error.strerror}", file=sys.stderr)
+        os._exit(2)  # at an ordinary end the same output would be written once more
+
+
+def _open_null() -> io.TextIOWrapper:
+    """For an output that is closed (`>&-`)."""
+    return open(os.devnull, "w", encoding="utf-8")
 
 
 class Shown:

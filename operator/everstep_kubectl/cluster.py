@@ -130,7 +130,8 @@ class Cluster:
             return subprocess.Popen(
                 [program, *self._flags, *arguments],
                 stdin=subprocess.PIPE if speaks else subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                encoding="utf-8", errors="replace",  # a pod's log may hold any bytes
             )  # fmt: skip
         except FileNotFoundError:
             text = f"there is no {program!r} in PATH: install kubectl, or name one in {PROGRAM}"

@@ -1,3 +1,4 @@
+import os
 import re
 import shlex
 import subprocess
@@ -66,6 +67,30 @@ def test_a_missing_kubectl_is_named_with_the_remedy(
     monkeypatch.setenv(cluster.PROGRAM, "no-such-kubectl")
     assert cli.run(["status"]) == 2
     assert "there is no 'no-such-kubectl' in PATH: install kubectl" in capsys.readouterr().err
+
+
+def test_a_log_may_hold_any_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A support bundle is written even so."""
+    program = tmp_path / "kubectl"
+    program.write_text("#!/bin/sh\nprintf 'loss \\377 1\\n'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv(cluster.PROGRAM, str(program))
+    assert cluster.Cluster().begin("logs", "tiny-0-1").text() == "loss \ufffd 1\n"
+
+
+@pytest.mark.parametrize("end", [">&-", "2>&-", "> /dev/full"])
+def test_an_output_that_cannot_be_written_ends_in_no_traceback(end: str) -> None:
+    command = f"{sys.executable} -m everstep_kubectl.cli status {end}"
+    done = subprocess.run(
+        ["sh", "-c", command],
+        env={**os.environ, cluster.PROGRAM: "true"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert done.returncode == (2 if "full" in end else 0)
 
 
 def test_a_cluster_without_everstep_is_told_from_one_that_is_away() -> None:
