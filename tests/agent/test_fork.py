@@ -10,7 +10,7 @@ from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog.run_log import LogDamaged, RunLog
 from everstep_agent.storage import ObjectStore, open_store
 from everstep_agent.storage.errors import StoreError
-from everstep_agent.tools import fork, verify
+from everstep_agent.tools import commands, fork, verify
 from everstep_agent.tools.fetch import fetch_checkpoint
 from everstep_contract import log
 
@@ -156,6 +156,20 @@ async def test_another_run_is_never_overwritten(
     await other.claim(7)
     with pytest.raises(fork.CannotFork, match="holds another run"):
         await fork.fork_run(store, target, 4)
+
+
+async def test_a_run_is_not_forked_onto_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run with one checkpoint looks like a fork of it that was cut off."""
+    run = ARun(UnreliableStore(open_store(f"file://{tmp_path}", "r", {})), tmp_path / "memory")
+    await run.claim(1)
+    await run.save(4)
+    status = await commands.read(
+        "fork", f"{tmp_path}/r", {}, step=4, to=f"{tmp_path}/r/", unpin="", as_json=False
+    )
+    assert status == 2
+    assert "this is the old run: choose another address" in capsys.readouterr().err
 
 
 async def test_a_step_that_was_not_saved_is_refused_with_those_that_were(

@@ -48,7 +48,10 @@ async def read(
             _say(as_json, fetched, fetch.describe(fetched))
             return 0
         assert step is not None
-        forked = await fork.fork_run(store, _open(to, environ, create=True), step)
+        target = _open(to, environ, create=True)
+        if target.uri == store.uri:
+            raise fork.CannotFork(f"--to {to}: this is the old run: choose another address")
+        forked = await fork.fork_run(store, target, step)
     except (StoreError, Broken, fork.CannotFork, fetch.NothingToFetch, NoPin, OSError) as error:
         print(f"everstep: {error}", file=sys.stderr)
         return 2
