@@ -11,9 +11,10 @@ from agent.a_run import ARun, content
 from agent.retiring import RetiringStore
 from agent.unreliable import NarrowStore, UnreliableStore
 from everstep_agent.checkpoint.manifests import Broken
+from everstep_agent.runlog.run_log import LogDamaged
 from everstep_agent.storage import open_store
 from everstep_agent.tools.fetch import NothingToFetch, fetch_checkpoint
-from everstep_contract import codec, manifest
+from everstep_contract import codec, log, manifest
 from everstep_contract.fetched import Fetched
 from everstep_contract.places import Places, name_span
 
@@ -58,6 +59,19 @@ async def test_a_checkpoint_with_a_damaged_chunk_is_passed_over(
     assert (found.step, [s.step for s in found.skipped]) == (4, [9])
     assert read(found, "w") == content(4)
     with pytest.raises(Broken, match="is corrupt"):
+        await fetch_checkpoint(store, tmp_path, step=9)
+
+
+async def test_an_old_checkpoint_is_not_taken_for_the_newest_if_the_log_lacks_an_entry(
+    store: UnreliableStore, tmp_path: Path
+) -> None:
+    """Nor is a step that follows the missing entry said not to exist."""
+    await store.delete(log.key(2))
+    await store.create(log.key(3), b"{}")
+    with pytest.raises(LogDamaged, match=r"is gone, though place 3 stands.*name its step: 4"):
+        await fetch_checkpoint(store, tmp_path)
+    assert (await fetch_checkpoint(store, tmp_path, step=4)).step == 4
+    with pytest.raises(LogDamaged, match="is gone, though place 3 stands"):
         await fetch_checkpoint(store, tmp_path, step=9)
 
 

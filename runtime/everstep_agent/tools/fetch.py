@@ -17,11 +17,10 @@ from everstep_agent.checkpoint.landing import download
 from everstep_agent.checkpoint.manifests import Broken, fetch_manifest
 from everstep_agent.checkpoint.restore import PLACES_NAME, list_spans
 from everstep_agent.checkpoint.tiers import StoreTier
-from everstep_agent.runlog.log_index import LogIndex
-from everstep_agent.runlog.run_log import RunLog
+from everstep_agent.runlog.run_log import LogDamaged, RunLog
 from everstep_agent.storage.address import parse_uri
 from everstep_agent.storage.store import ObjectStore
-from everstep_agent.tools.fork import choose_commit
+from everstep_agent.tools.fork import find_commit
 from everstep_contract import codec
 from everstep_contract.fetched import Fetched, Skipped
 from everstep_contract.log import Commit
@@ -56,7 +55,7 @@ async def fetch_checkpoint(
             what there is.
         CannotFork: there is no checkpoint of this step.
         Broken: the manifest or a chunk of the checkpoint of `step` is missing or was changed.
-        StoreError: the store failed to answer.
+        StoreError: the store failed to answer, or the log is damaged (`LogDamaged`).
         OSError: a file cannot be written, for example because there is no room.
     """
     for _ in range(TRIES if step is None else 1):
@@ -73,10 +72,8 @@ async def _fetch_newest(
 ) -> Fetched:
     run_log = RunLog(store)
     await run_log.refresh()
-    if not run_log.entries:
-        await run_log.check_whole()
     skipped: list[Skipped] = []
-    for commit in _choose(store, run_log.index, step):
+    for commit in await _choose(store, run_log, step):
         try:
             return await _fetch(store, commit, folder, only, tuple(skipped))
         except Broken as error:
@@ -90,15 +87,31 @@ async def _fetch_newest(
     raise NothingToFetch(f"{store.uri}: no checkpoint can be read: {why}")
 
 
-def _choose(store: ObjectStore, log: LogIndex, step: int | None) -> list[Commit]:
-    if not log.entries:
+async def _choose(store: ObjectStore, run_log: RunLog, step: int | None) -> list[Commit]:
+    if step is None or not run_log.entries:
+        await _require_whole(run_log)
+    if not run_log.entries:
         raise NothingToFetch(f"{store.uri}: there is no run; give the address STORE/NAME of a run")
     if step is not None:
-        return [choose_commit(log, step)]
-    found = list(log.resumable())
+        return [await find_commit(run_log, step)]
+    found = list(run_log.index.resumable())
     if not found:
         raise NothingToFetch(f"{store.uri}: the run has no checkpoint yet")
     return found
+
+
+async def _require_whole(run_log: RunLog) -> None:
+    """Raises `LogDamaged` if a place of the log is gone: what seems to be the newest checkpoint may be an old one."""
+    try:
+        await run_log.check_whole()
+    except LogDamaged as error:
+        known = ", ".join(str(c.step) for c in run_log.index.resumable())
+        hint = (
+            f"; to read a checkpoint from before that place, name its step: {known}"
+            if known
+            else ""
+        )
+        raise LogDamaged(f"{error}{hint}") from None
 
 
 async def _fetch(

@@ -127,7 +127,7 @@ async def fork_run(store: ObjectStore, target: ObjectStore, step: int) -> Forked
     """
     run_log, other = await _open_run(store), RunLog(target)
     await other.refresh()
-    commit = choose_commit(run_log.index, step)
+    commit = await find_commit(run_log, step)
     entries = build_log(run_log.index, commit)
     if list(other.entries) != entries[: len(other.entries)]:
         raise CannotFork(f"{target.uri} holds another run: choose another address")
@@ -144,6 +144,15 @@ async def fork_run(store: ObjectStore, target: ObjectStore, step: int) -> Forked
     for place, entry in enumerate(entries):
         await _write(target, place, entry)
     return Forked(run=target.uri, step=commit.step, epoch=commit.epoch, bytes=size)
+
+
+async def find_commit(run_log: RunLog, step: int) -> Commit:
+    """Raises `CannotFork`, or `LogDamaged` if a place of the log is gone, so that later steps are not known."""
+    try:
+        return choose_commit(run_log.index, step)
+    except CannotFork:
+        await run_log.check_whole()
+        return choose_commit(run_log.index, step)
 
 
 def choose_commit(log: LogIndex, step: int) -> Commit:
