@@ -23,7 +23,7 @@ LABEL_WIDTH = 0.1
 
 
 def save(job: str, incidents: Sequence[Incident], path: str) -> None:
-    """Save the picture. Raises ClusterError if matplotlib is not installed."""
+    """Save the picture. Raises ClusterError if matplotlib is not installed, or does not know the format."""
     try:
         import matplotlib
 
@@ -42,8 +42,12 @@ def save(job: str, incidents: Sequence[Incident], path: str) -> None:
         _draw(axis, incident)
     axes[-1, 0].set_xlabel("seconds since the incident began, on the operator's clock")
     figure.suptitle(f"{job}: {text.many(len(incidents), 'incident')}")
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    try:
+        figure.savefig(path, dpi=130)
+    except ValueError as error:  # the name's ending is no format
+        raise ClusterError(f"--file {path}: {error}") from None
+    finally:
+        pyplot.close(figure)
 
 
 def _draw(axis: Any, incident: Incident) -> None:

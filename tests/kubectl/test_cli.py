@@ -110,6 +110,14 @@ def test_a_picture_is_a_picture(tmp_path: Path) -> None:
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_file_of_an_unknown_format_is_named(tmp_path: Path) -> None:
+    found = incidents.build_incidents(recordings.job())
+    with pytest.raises(
+        cluster.ClusterError, match=r"--file .*t\.txt: Format 'txt' is not supported"
+    ):
+        picture.save("tiny", found, str(tmp_path / "t.txt"))
+
+
 def test_labels_in_the_picture_do_not_meet() -> None:
     moments = incidents.build_incidents(recordings.job())[0].moments
     rows = {m.name: row for m, row in picture.place_labels(moments)}
