@@ -48,7 +48,7 @@ CASES = [
     (GenericError, "PUT http://169.254.169.254/latest", errors.NoIdentity, "no credentials"),
     (GenericError, f"http://169.254.169.254/x {s3(404, '')}", errors.Denied, "no credentials"),
     (GenericError, "No space left on device (os error 28)", errors.NoSpace, "make room"),
-    (PermissionError, "Permission denied (os error 13)", errors.Denied, "denied"),
+    (PermissionError, "Permission denied (os error 13)", errors.Denied, "in a pod: runAsUser"),
     (GenericError, "Disk quota exceeded (os error 122)", errors.NoSpace, "raise the quota"),
     (GenericError, "Read-only file system (os error 30)", errors.Denied, "mount it writable"),
     (OSError, "Invalid argument (os error 22)", errors.Unsupported, "use another volume"),

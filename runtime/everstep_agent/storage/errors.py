@@ -126,6 +126,7 @@ _FULL = ("XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "QuotaExceeded")
 _LACKING = (22, 38, 95)
 """EINVAL, ENOSYS, EOPNOTSUPP: what some FUSE and network file systems answer to fsync of a folder."""
 _GRANT = "the identity needs to read, write, delete and list below checkpoint.uri"
+_OF_FOLDER = "give the user of this process access to the folder (chown, chmod; in a pod: runAsUser, fsGroup)"
 
 
 def classify_error(error: BaseException, *, doing: str, where: str) -> StoreError:
@@ -179,7 +180,9 @@ def _classify_rest(
         or code in ("ExpiredToken", "InvalidToken")
         or name in ("PermissionDeniedError", "UnauthenticatedError")
     )
-    if refused or isinstance(error, PermissionError) or "os error 13)" in text:
+    if isinstance(error, PermissionError) or "os error 13)" in text:
+        return Denied(f"{found}: {said}; {_OF_FOLDER}")
+    if refused:
         return Denied(f"{found}: {said}; {fix or _GRANT}")
     if "os error 30)" in text:
         return Denied(f"{found}: the file system is read-only; mount it writable")
