@@ -57,6 +57,7 @@ def _add_run(commands: Any) -> None:
         description="Run a training script. The options are for a laptop; in a cluster the job's "
         "spec sets them, except for --preload and --no-zygote.",
         usage="everstep run [OPTIONS] SCRIPT [-- ARGS OF THE SCRIPT]",
+        allow_abbrev=False,  # else an argument of the script without `--` before it could be an option
     )
     run.add_argument("script", help="the training script; it must call everstep.run(main)")
     run.add_argument("--verbose", action="store_true", help="show every line of the agents")

@@ -77,6 +77,14 @@ def test_an_unknown_option_without_a_command_is_refused_with_the_help_to_read(
     assert "unrecognized arguments: --json; see: everstep --help" in capsys.readouterr().err
 
 
+def test_an_argument_of_the_script_is_not_taken_for_the_beginning_of_an_option(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        command_line.parse(["run", "train.py", "--k", "5"])
+    assert "arguments of the script go after --: train.py -- --k 5" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("given", [["run", "train.py"], ["verify", "everstep-store/train"]])
 def test_a_current_folder_that_was_removed_is_named(tmp_path: Path, given: list[str]) -> None:
     folder = tmp_path / "gone"
