@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from everstep_agent import line_writer
-from everstep_agent.command_line import build_parser, parse, split_arguments
+from everstep_agent.command_line import build_parser, list_unused, parse, split_arguments
 from everstep_agent.local.conclusion import INTERRUPTED
 from everstep_contract import env, report
 
@@ -137,6 +137,11 @@ def _run_agent(arguments: argparse.Namespace, args: list[str], output: line_writ
     except env.EnvError as error:
         return _refuse(str(error))
     settings = add_options(settings, arguments)
+    if unused := list_unused(arguments):
+        print(
+            f"everstep: {', '.join(unused)} in a pod's command: no effect; the job's spec sets it",
+            file=sys.stderr,
+        )
     if not os.path.isfile(script):
         return _report_for_good(settings, _no_script(script))
     return agent.run_agent(settings, script, args, dropped=lambda: output.dropped)

@@ -28,6 +28,15 @@ def parse(own: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
+def list_unused(arguments: argparse.Namespace) -> list[str]:
+    """The options of `everstep run` that have no effect in the command of a container."""
+    given = vars(arguments)
+    defaults = vars(parse(["run", arguments.script]))
+    used = ("preload", "no_zygote", "verbose")
+    names = [n for n, value in defaults.items() if n not in used and given[n] != value]
+    return ["--no-in-place" if n == "in_place" else f"--{n.replace('_', '-')}" for n in names]
+
+
 def describe_unknown(arguments: argparse.Namespace, unknown: Sequence[str]) -> str:
     given = " ".join(unknown)
     command = f"{arguments.command} " if arguments.command else ""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from everstep_agent import cli, command_line
+from everstep_contract import env
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon"])
@@ -75,6 +76,22 @@ def test_an_unknown_option_without_a_command_is_refused_with_the_help_to_read(
     with pytest.raises(SystemExit):
         command_line.parse(["--json"])
     assert "unrecognized arguments: --json; see: everstep --help" in capsys.readouterr().err
+
+
+def test_options_that_a_pod_does_not_use_are_told(tmp_path: Path) -> None:
+    settings = env.AgentEnv(
+        job="ns/j", job_uid="u", slot=0, attempt=0, token="t", pod_ip="127.0.0.1", uri="file:///s", run="r",
+        memory=str(tmp_path), termination_log=str(tmp_path / "log"),
+    )  # fmt: skip
+    given = ["--mesh", "shard=2", "--no-in-place", "--keep=3", "--preload=json", "--no-zygote"]
+    done = subprocess.run(
+        [sys.executable, "-m", "everstep_agent.cli", "run", *given, "/nowhere/train.py"],
+        env={**os.environ, **settings.to_env()}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stderr.splitlines() == [
+        "everstep: --mesh, --no-in-place in a pod's command: no effect; the job's spec sets it",
+        "everstep: there is no script '/nowhere/train.py'",
+    ]
 
 
 def test_an_argument_of_the_script_is_not_taken_for_the_beginning_of_an_option(
