@@ -30,7 +30,5 @@ async def test_a_regroup_waits_for_no_heartbeat(tmp_path: Path, lost: int) -> No
     async with units(tmp_path, 3, ONE_RANK) as gang:
         await gang.until(lambda s: s.running)
         os.kill(gang.worker(lost), signal.SIGKILL)
-        await gang.until(
-            lambda s: s.incidents and not s.incidents[-1].open, seconds=LIMIT_SECONDS
-        )
+        await gang.until(lambda s: s.incidents and not s.incidents[-1].open, seconds=LIMIT_SECONDS)
         assert gang.seen.incidents[-1].rung == "regroup"
