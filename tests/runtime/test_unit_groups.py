@@ -46,8 +46,17 @@ class Asking:
     def send(self, frame: wire.StoreSet) -> None:
         self._store.set(f"{frame.epoch}/{frame.key}", frame.value)
 
-    def request(self, frame: wire.StoreGet) -> wire.StoreReply:
-        return wire.StoreReply(value=self._store.get(f"{frame.epoch}/{frame.key}").decode())
+    def request(self, frame: wire.StoreGet | wire.StoreAllGather) -> wire.StoreReply:
+        key = f"{frame.epoch}/{frame.key}"
+        if isinstance(frame, wire.StoreGet):
+            return wire.StoreReply(value=self._get(key))
+        self._store.set(f"{key}/{frame.rank}", frame.value)
+        return wire.StoreReply(
+            values=tuple(self._get(f"{key}/{rank}") for rank in range(frame.world))
+        )
+
+    def _get(self, key: str) -> str:
+        return str(self._store.get(key).decode())
 
 
 class Member:
