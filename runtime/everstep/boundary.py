@@ -73,7 +73,7 @@ def cross(session: Session, step: StepState) -> None:
     elif step.number != session.until:
         session.saves.prepare_grown()
     if reply.hold:
-        joining.let_join(session)
+        joining.let_join(session, reply.epoch)
         if session.broken:
             session.park(session.applied, why="the epoch ended")
     if reply.stay:

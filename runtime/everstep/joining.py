@@ -18,10 +18,10 @@ TELL_SECONDS = 1.0
 """How often a newcomer reports to its agent how much of the state it has received."""
 
 
-def let_join(session: Session) -> None:
-    """The member's side, at the boundary. No sum is complete until the next epoch, so the next step
-    changes only small state, which is copied here. The rest can be handed over while that step
-    computes.
+def let_join(session: Session, epoch: int) -> None:
+    """The member's side, at a boundary of `epoch`. No sum is complete until the next epoch, so the
+    next step changes only small state, which is copied here. The rest can be handed over while that
+    step computes.
 
     After the last step there is no next one, and a script that changes its state within the loop
     cannot hand it over during a step: such a rank waits here.
@@ -33,21 +33,21 @@ def let_join(session: Session) -> None:
         )
     shot, applied, membership = session.take_snapshot(), session.applied, session.membership
     if session.applied == session.until or session.gave_torn:
-        membership.hold_here()
+        membership.hold_here(epoch)
         with session.meter.charging("wait", waiting=True):
-            _follow_orders(session, shot, applied)
+            _follow_orders(session, epoch, shot, applied)
     else:
-        membership.hold_next()
-        _begin(_follow_orders, session, shot, applied)
+        membership.hold_next(epoch)
+        _begin(_follow_orders, session, epoch, shot, applied)
 
 
-def _follow_orders(session: Session, shot: Snapshot, applied: int) -> None:
+def _follow_orders(session: Session, epoch: int, shot: Snapshot, applied: int) -> None:
     """Hand the state over as ordered. Each transfer has a thread of its own: gloo does not return
     if the newcomer dies while the two connect, and this rank must continue then. Nobody uses what
     such a thread still reads.
     """
     list_state = cache(shot.list_state)
-    while (order := session.membership.next_order()) is not None:
+    while (order := session.membership.next_order(epoch)) is not None:
         _begin(_give, session, order, applied, shot, list_state)
 
 
@@ -88,7 +88,7 @@ def take_state(session: Session) -> None:
     """The newcomer's side: take the state of a member before the first step."""
     with session.meter.charging("wait", waiting=True):
         has = _tell_held(session)
-        while (order := session.membership.next_order()) is not None:
+        while (order := session.membership.next_order(session.start.epoch)) is not None:
             session.agent.send(_take(session, order, has))
             has = {}
     if session.broken:

@@ -277,28 +277,37 @@ class Membership:
             self._applied = step
             return next((epoch for last, epoch in self._ended if step <= last), self.epoch)
 
-    def hold_here(self) -> None:
-        """Hold this rank at a boundary at which newcomers join, and report its standing."""
+    def hold_here(self, epoch: int) -> None:
+        """Hold this rank at a boundary of `epoch` at which newcomers join, and report its standing.
+
+        If a loss has ended that epoch meanwhile, nobody joins: then do nothing.
+        """
         with self._news:
+            if epoch != self.epoch:
+                return
             self._held = True
             standing = self._describe("")
         self._send(standing)
 
-    def hold_next(self) -> None:
+    def hold_next(self, epoch: int) -> None:
         """The same, but this rank continues: it reports its standing once the next loop has begun,
         and computes its share. No reduction completes before the next epoch, so its state stays as
         it is at this boundary.
         """
         with self._news:
-            self._holds_next = True
+            self._holds_next = epoch == self.epoch
 
-    def next_order(self) -> wire.GiveState | wire.TakeState | None:
-        """Wait for the next order to hand state over, while this rank is held or about to
-        be. None: it is no longer held.
+    def next_order(self, epoch: int) -> wire.GiveState | wire.TakeState | None:
+        """Wait for the next order to hand state over, while this rank is held in `epoch` or about to
+        be. None: it is no longer.
         """
+
+        def is_over() -> bool:
+            return epoch != self.epoch or not self._is_held() or self._parked
+
         with self._news:
-            self._news.wait_for(lambda: self._orders or not self._is_held() or self._parked)
-            if not self._is_held() or self._parked:
+            self._news.wait_for(lambda: self._orders or is_over())
+            if is_over():
                 return None
             return self._orders.pop(0)
 

@@ -292,6 +292,8 @@ class BoundaryReply:
     near: bool = False
     stay: bool = False
     hold: bool = False
+    epoch: int = 0
+    """With `hold`: the epoch that the newcomers join. It may be over by the time that the worker acts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -252,7 +252,7 @@ def test_a_step_is_of_the_first_epoch_that_holds_it_two_regroups_later(rank: Ran
 
 def test_a_rank_that_cannot_regroup_says_so_instead_of_forming_a_group(rank: Rank) -> None:
     rank.membership.stay_in_epoch("its script uses job.mesh")
-    rank.membership.hold_here()  # newcomers join
+    rank.membership.hold_here(1)  # newcomers join
     rank.regroup()
     told = [f for f in rank.sent if isinstance(f, wire.Regrouped)]
     assert told == [wire.Regrouped(epoch=2, problem="its script uses job.mesh")]
@@ -475,7 +475,7 @@ def test_beside_newcomers_a_rank_begins_its_share_and_tells_it_and_reduces_nothi
     rank: Rank,
 ) -> None:
     membership = rank.membership
-    membership.hold_next()
+    membership.hold_next(1)
     assert not rank.sent, "the rank has begun nothing yet"
     assert indices(membership.begin(6)) == [2, 3]
     (told,) = rank.standings()
@@ -492,7 +492,7 @@ def test_beside_newcomers_a_rank_begins_its_share_and_tells_it_and_reduces_nothi
 
 def test_a_loss_before_the_next_loop_has_begun_is_told_without_a_share(rank: Rank) -> None:
     membership = rank.membership
-    membership.hold_next()
+    membership.hold_next(1)
     membership.hold(1)
     assert [s.share for s in rank.standings()] == [None]
     begins = blocked(lambda: membership.begin(6))
@@ -503,16 +503,31 @@ def test_a_loss_before_the_next_loop_has_begun_is_told_without_a_share(rank: Ran
 
 def test_orders_are_taken_from_the_boundary_on_until_the_next_epoch(rank: Rank) -> None:
     membership = rank.membership
-    assert membership.next_order() is None
-    membership.hold_next()
-    waits = blocked(membership.next_order)
+    assert membership.next_order(1) is None
+    membership.hold_next(1)
+    waits = blocked(lambda: membership.next_order(1))
     order = wire.GiveState(epoch=1, key="k")
     membership.order(order)
     assert waits.end() == order
     membership.begin(6)
-    waits = blocked(membership.next_order)
+    waits = blocked(lambda: membership.next_order(1))
     rank.regroup()
     assert waits.end() is None
+
+
+@pytest.mark.parametrize("how", ["hold_here", "hold_next"])
+def test_a_loss_at_the_boundary_at_which_newcomers_join_holds_nobody_in_the_next_epoch(
+    rank: Rank, how: str
+) -> None:
+    """The rank may be slow between the agent's answer and its hold."""
+    membership = rank.membership
+    membership.hold(1)
+    rank.regroup()
+    getattr(membership, how)(1)
+    assert membership.next_order(1) is None
+    assert indices(membership.begin(6)) == [0, 1, 2]
+    assert membership.group_now() is rank.groups[2]
+    assert [s.epoch for s in rank.standings()] == [1]
 
 
 def test_a_newcomer_may_have_no_part_of_the_step_that_others_have_begun() -> None:

@@ -115,6 +115,39 @@ def test_a_rank_that_is_in_a_pause_when_another_is_lost_pauses_on(
         assert ours.output().count("pauses") == 1
 
 
+def test_a_loss_at_the_boundary_at_which_newcomers_join(
+    tmp_path: Path, undisturbed: list[wire.Applied]
+) -> None:
+    """The others go on in the next epoch before they have begun to hold for the newcomers."""
+
+    def before(job: Job) -> None:
+        session, membership = job._session, job._session.membership
+        take = session.take_snapshot
+
+        def slowly() -> object:
+            if session.applied == 4 and membership.epoch == 1:
+                if job.rank == 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                with membership._news:
+                    membership._news.wait_for(lambda: membership.epoch > 1)
+            return take()
+
+        session.take_snapshot = slowly  # type: ignore[method-assign,assignment]
+
+    def until_armed(job: Job, step: int) -> None:
+        while not job._session.meter.armed:
+            time.sleep(0.001)
+
+    with agent(tmp_path, lambda: run(a_script(before, until_armed), seed=4), WORLD) as ours:
+        ours.boundary = wire.BoundaryReply(hold=True, epoch=1)
+        for worker in ours.workers:
+            worker.page.armed = 4
+        ours.wait_ended([2])
+        ours.regroup()
+        ours.finish()
+        assert_exact(ours, undisturbed, [0, 1, 3])
+
+
 @pytest.mark.usefixtures("either_way")
 def test_two_deaths_at_once(tmp_path: Path, undisturbed: list[wire.Applied]) -> None:
     with agent(tmp_path, lambda: run(a_script(), seed=4), WORLD) as ours:

@@ -58,6 +58,7 @@ class Arming:
                     near=boundary.near,
                     stay=boundary.stay,
                     hold=boundary.hold,
+                    epoch=level.number,
                 )
                 worker.send(reply, id)
 
