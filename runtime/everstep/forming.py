@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 SETTING = env.GROUP_FORMING
 AUTO, REINIT, RECONFIGURE = "auto", "reinit", "reconfigure"
 FORMING = timedelta(seconds=20)
-"""Limit for connecting to the other ranks while a group is formed."""
+"""gloo's limit for another rank's address while a group is formed. For a connection that the other rank opens it
+waits five times as long (measured with torch 2.15).
+"""
 LIMIT = timedelta(days=1)
 """gloo's own limit, which is never reached: the agents decide whether a wait is too long."""
 NCCL_SETTINGS = {
@@ -101,6 +103,13 @@ class Place:
     mesh: units.Mesh = units.ONE_RANK
     unit: Unit | None = None
     """The unit for which the groups between units are formed; None: each rank is a unit."""
+    is_over: Callable[[], bool] = lambda: False
+    """Whether this rank has been told to leave the epoch, so that its group is not needed any more."""
+
+    def look(self) -> None:
+        """Raises `StoreClosed`, a `RuntimeError`, if the epoch is over."""
+        if self.is_over():
+            raise store.StoreClosed("the epoch ended while its group was formed")
 
 
 def form(agent: store.Requests, place: Place, setting: str = AUTO) -> Group:
@@ -127,7 +136,7 @@ def form(agent: store.Requests, place: Place, setting: str = AUTO) -> Group:
 
 def _meet(keys: store.AgentStore, place: Place, way: str) -> meeting.Met:
     address = place.address or ("127.0.0.1" if _interface() == "lo" else None)
-    met = meeting.meet(keys, place.rank, place.world, address=address, way=way)
+    met = meeting.meet(keys, place.rank, place.world, address=address, way=way, look=place.look)
     if met.way == RECONFIGURE and not can_reconfigure():
         raise RuntimeError(
             f"rank 0 has {SETTING}={RECONFIGURE}, which torch {torch.__version__} cannot do on rank "
@@ -181,7 +190,8 @@ _gloo_keys: ContextVar[meeting.MeshStore | None] = ContextVar("gloo_keys", defau
 """Where gloo leaves its addresses while this thread makes the default group; None: in the group's own store."""
 _forming = threading.Lock()
 """Held while a group is formed, because torch keeps its default group in globals. A formation that
-a second loss interrupts fails within `FORMING`; the next one waits for that.
+a second loss interrupts ends at once while Everstep waits for a rank (`Place.is_over`). While gloo
+connects, it may last until gloo's limit: all ranks then restart. The next one waits for its end.
 """
 
 
@@ -205,7 +215,7 @@ def _make(keys: Any, place: Place, connections: Mesh | None, **settings: Any) ->
     if torch.cuda.is_available():
         for name, value in NCCL_SETTINGS.items():
             os.environ.setdefault(name, value)
-    own = None if connections is None else meeting.MeshStore(connections, FORMING)
+    own = None if connections is None else meeting.MeshStore(connections, FORMING, place.look)
     token = _gloo_keys.set(own)
     try:
         dist.init_process_group(

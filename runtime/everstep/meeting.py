@@ -14,7 +14,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from everstep import mesh
-from everstep.mesh import Mesh
+from everstep.mesh import Look, Mesh
 from everstep.store import AgentStore
 
 _KEY = "meet"
@@ -30,13 +30,22 @@ class Met:
     """The connections to the other ranks; None: there are none."""
 
 
-def meet(keys: AgentStore, rank: int, world: int, *, address: str | None, way: str) -> Met:
+def meet(
+    keys: AgentStore,
+    rank: int,
+    world: int,
+    *,
+    address: str | None,
+    way: str,
+    look: Look = lambda: None,
+) -> Met:
     """Meet the other ranks; blocks until all are there.
 
     Args:
         keys: the epoch's rendezvous store.
         address: IP address of this pod; None: this rank knows none.
         way: how this rank wishes to form the group; one word.
+        look: called while this rank waits for others to connect. What it raises ends the wait.
 
     Raises:
         RuntimeError: the epoch is over, or a rank was lost meanwhile, or `address` is not of this pod.
@@ -45,7 +54,8 @@ def meet(keys: AgentStore, rank: int, world: int, *, address: str | None, way: s
     listener = mesh.listen(world, address)
     own = f"{way} {listener.entry if listener else ''}"
     all_ranks = [one.split(" ", 1) for one in keys.all_gather(_KEY, rank, world, own)]
-    return Met(all_ranks[0][0], mesh.connect(rank, [entry for _, entry in all_ranks], listener))
+    entries = [entry for _, entry in all_ranks]
+    return Met(all_ranks[0][0], mesh.connect(rank, entries, listener, look))
 
 
 class MeshStore(dist.Store):  # type: ignore[name-defined,misc]
@@ -57,9 +67,10 @@ class MeshStore(dist.Store):  # type: ignore[name-defined,misc]
         limit: how long all ranks may take to come here.
     """
 
-    def __init__(self, connections: Mesh, limit: timedelta) -> None:
+    def __init__(self, connections: Mesh, limit: timedelta, look: Look = lambda: None) -> None:
         super().__init__()
         self._mesh, self._until = connections, time.monotonic() + limit.total_seconds()
+        self._look = look
         self._unsent: dict[str, str] = {}
         self._known: dict[str, bytes] = {}
 
@@ -79,12 +90,13 @@ class MeshStore(dist.Store):  # type: ignore[name-defined,misc]
         """Raises `RuntimeError` if a rank is lost, or takes too long."""
         unsent, self._unsent = self._unsent, {}
         self._mesh.send(json.dumps(unsent).encode())
-        found = self._mesh.receive(self._check_time)
+        found = self._mesh.receive(self._check)
         if found is None:
             raise RuntimeError("a rank was lost while the group was formed")
         for keys in map(json.loads, found.values()):
             self._known |= {key: bytes.fromhex(value) for key, value in keys.items()}
 
-    def _check_time(self) -> None:
+    def _check(self) -> None:
+        self._look()
         if time.monotonic() > self._until:
             raise RuntimeError("a rank took too long while the group was formed")

@@ -99,6 +99,11 @@ class Membership:
     def group(self) -> Group:
         return self._newest
 
+    def has_left(self, epoch: int) -> bool:
+        """Whether this rank has left the epoch, or was told to: it does not need its group any more."""
+        with self._news:
+            return epoch != self.epoch or self._held or self._parked
+
     # --- the main thread -------------------------------------------------------------------------
 
     def stay_in_epoch(self, why: str) -> None:
@@ -403,7 +408,7 @@ class Membership:
             return
         left = group
         with self._news:
-            wanted = frame.epoch == self.epoch and not self._held and not self._parked
+            wanted = not self.has_left(frame.epoch)
             if wanted:
                 left, self._group, self._newest = self._newest, group, group
             self._news.notify_all()

@@ -29,6 +29,8 @@ STRANGERS = 64
 """
 LOOK_MS = 100
 """How often a rank that waits calls its `look`."""
+Look = Callable[[], None]
+"""Called again and again while a rank waits. What it raises ends the wait."""
 
 
 class Mesh:
@@ -57,7 +59,7 @@ class Mesh:
         except OSError:
             self.cut()
 
-    def receive(self, look: Callable[[], None] = lambda: None) -> dict[int, bytes] | None:
+    def receive(self, look: Look = lambda: None) -> dict[int, bytes] | None:
         """Return the next message of each other rank. Blocks until all are there, and calls `look`
         meanwhile. None: a rank is gone, or this one was cut off; all connections are cut then.
         """
@@ -67,7 +69,7 @@ class Mesh:
             self.cut()
             return None
 
-    def _read_all(self, look: Callable[[], None]) -> dict[int, bytes]:
+    def _read_all(self, look: Look) -> dict[int, bytes]:
         """Read in the order of arrival: the end of any connection must be noticed at once."""
         waiting = select.poll()
         ranks = {}
@@ -114,7 +116,9 @@ class Listener:
         host, port = self._socket.getsockname()[:2]
         return f"{self._secret.hex()} {port} {host}"
 
-    def connect(self, rank: int, entries: Sequence[str], seconds: float) -> Mesh:
+    def connect(
+        self, rank: int, entries: Sequence[str], seconds: float, look: Look = lambda: None
+    ) -> Mesh:
         """Connect to the ranks below this one, and accept connections from those above.
 
         Args:
@@ -126,10 +130,12 @@ class Listener:
         until = time.monotonic() + seconds
         with self._socket:
             peers = {lower: _call(entries[lower], rank, until) for lower in range(rank)}
-            peers |= self._answer(set(range(rank + 1, len(entries))), until)
+            peers |= self._answer(set(range(rank + 1, len(entries))), until, look)
         return Mesh(peers)
 
-    def _answer(self, expected: set[int], until: float) -> dict[int, socket.socket]:
+    def _answer(
+        self, expected: set[int], until: float, look: Look
+    ) -> dict[int, socket.socket]:
         """Wait for these ranks to call. Whoever else calls, and says nothing, keeps none of them waiting."""
         self._socket.setblocking(False)
         waiting = select.poll()
@@ -141,7 +147,10 @@ class Listener:
                 left = until - time.monotonic()
                 if left <= 0:
                     raise TimeoutError("timed out")
-                for number, _ in waiting.poll(left * 1000):
+                ready = waiting.poll(min(left * 1000, LOOK_MS))
+                if not ready:
+                    look()
+                for number, _ in ready:
                     if number == self._socket.fileno():
                         self._take(callers, waiting)
                     elif (caller := callers.get(number)) and caller.read_some():
@@ -181,7 +190,9 @@ def listen(world: int, address: str | None) -> Listener | None:
         raise RuntimeError(f"this rank cannot listen at {address}: {error}") from error
 
 
-def connect(rank: int, entries: Sequence[str], listener: Listener | None) -> Mesh | None:
+def connect(
+    rank: int, entries: Sequence[str], listener: Listener | None, look: Look = lambda: None
+) -> Mesh | None:
     """Connect to all other ranks. None: a rank does not listen. Raises `RuntimeError`.
 
     Args:
@@ -190,7 +201,7 @@ def connect(rank: int, entries: Sequence[str], listener: Listener | None) -> Mes
     if listener is None or not all(entries):
         return None
     try:
-        return listener.connect(rank, entries, CONNECT_SECONDS)
+        return listener.connect(rank, entries, CONNECT_SECONDS, look)
     except OSError as error:
         raise RuntimeError(f"the ranks could not connect to each other: {error}") from error
 

@@ -8,6 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from everstep import (
@@ -197,7 +198,7 @@ def _build(
         start,
         formed,
         send=agent.send,
-        form=lambda frame: _form(agent, frame, unit),
+        form=lambda frame: _form(agent, frame, unit, lambda: membership.has_left(frame.epoch)),
     )
     if unit is not None and device.own().type == "cuda" and not UNITS_REGROUP_ON_GPUS:
         membership.stay_in_epoch("ranks of a sharded model restart on GPUs")
@@ -223,10 +224,14 @@ def _form_unit(agent: agent_socket.AgentSocket, start: wire.Start) -> Unit | Non
 
 
 def _form(
-    agent: agent_socket.AgentSocket, frame: wire.Start | wire.Regroup, unit: Unit | None
+    agent: agent_socket.AgentSocket,
+    frame: wire.Start | wire.Regroup,
+    unit: Unit | None,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> group.Group:
     mesh = units.ONE_RANK if unit is None else unit.mesh
-    return forming.form(agent, _place(frame, mesh, unit), forming.read_setting(os.environ))
+    place = replace(_place(frame, mesh, unit), is_over=is_over)
+    return forming.form(agent, place, forming.read_setting(os.environ))
 
 
 def _place(

@@ -113,3 +113,15 @@ def test_a_rank_that_never_comes_ends_the_wait_of_the_others(meshes: list[Mesh])
     keys.set("0", b"here")
     with pytest.raises(RuntimeError, match="a rank took too long while the group was formed"):
         keys.wait(["1"])
+
+
+def test_a_rank_that_has_to_leave_waits_for_no_other(
+    meshes: list[Mesh], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh, "LOOK_MS", 1)
+
+    def look() -> None:
+        raise RuntimeError("leave")
+
+    with pytest.raises(RuntimeError, match="leave"):
+        MeshStore(meshes[0], LIMIT, look).wait(["1"])

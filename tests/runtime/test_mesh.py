@@ -118,3 +118,14 @@ def test_a_rank_that_never_calls_is_an_error_after_the_limit() -> None:
     listener = Listener("127.0.0.1")
     with pytest.raises(OSError, match="timed out"):
         listener.connect(0, [listener.entry, "unused"], 0.05)
+
+
+def test_a_rank_that_has_to_leave_waits_for_no_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_MS", 1)
+
+    def look() -> None:
+        raise RuntimeError("leave")
+
+    listener = Listener("127.0.0.1")
+    with pytest.raises(RuntimeError, match="leave"):
+        listener.connect(0, [listener.entry, "unused"], 30, look)

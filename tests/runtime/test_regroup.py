@@ -5,10 +5,12 @@ import random
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from everstep import Job, run
+from everstep.mesh import Listener
 from everstep_contract import wire
 from everstep_contract.position import Phase
 from runtime.an_agent import Agent, agent
@@ -169,6 +171,33 @@ def test_a_death_while_the_others_regroup(tmp_path: Path, undisturbed: list[wire
         ours.regroup()
         ours.finish()
         assert_exact(ours, undisturbed, [0, 2])
+
+
+def test_a_death_before_the_others_are_connected(
+    tmp_path: Path, undisturbed: list[wire.Applied]
+) -> None:
+    """The others must not wait for the limit, because the agent has told them to leave the epoch."""
+
+    def before(job: Job) -> None:
+        connect, rank = Listener.connect, job.rank
+
+        def or_die(
+            listener: Listener, number: int, entries: list[str], _: float, *look: Any
+        ) -> Any:
+            if rank == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return connect(listener, number, entries, 1000.0, *look)
+
+        Listener.connect = or_die  # type: ignore[method-assign,assignment]
+
+    with agent(tmp_path, lambda: run(a_script(before), seed=4), WORLD) as ours:
+        ours.wait_applied(3, [0, 1, 2, 3])
+        ours.kill(3)
+        ours.regroup()
+        ours.wait_ended([2])
+        ours.regroup()
+        ours.finish()
+        assert_exact(ours, undisturbed, [0, 1])
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
