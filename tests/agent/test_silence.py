@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.given import a_claim, a_member, a_report, an_epoch, stepping, wanting
+from agent.given import a_claim, a_member, a_report, a_worker, an_epoch, stepping, wanting
 from everstep_agent.coordinator import silence, silence_rules
 from everstep_agent.coordinator.silence import Silence
 from everstep_agent.peers.agent_report import AgentReport, State
@@ -62,11 +62,18 @@ def claim_of(of: EpochLevel, **changes: object) -> log.Claim:
 
 
 def outvoted(
-    epoch: EpochLevel, newest: log.Claim | None, silent: list[int], lost: tuple[int, ...] = ()
+    epoch: EpochLevel,
+    newest: log.Claim | None,
+    silent: list[int],
+    lost: tuple[int, ...] = (),
+    dead: tuple[int, ...] = (),
 ) -> list[int]:
+    """`lost`: slots of pods that are lost; `dead`: slots of living pods whose ranks are dead."""
     ids = {m.slot: m.id for m in epoch.members}
+    ended = (a_worker(state=State.DEAD),)
+    reports = [a_report(s, epoch=epoch.number, workers=ended) for s in dead]
     found = silence_rules.list_outvoted(
-        epoch, newest, [ids[s] for s in silent], [ids[s] for s in lost]
+        epoch, newest, [ids[s] for s in silent], [ids[s] for s in lost], reports
     )
     return sorted(slot for slot, _, _ in found)
 
@@ -79,6 +86,14 @@ def test_a_majority_of_the_newest_claim_goes_on_without_the_rest():
     assert outvoted(epoch, newest, [0, 1]) == []
     assert outvoted(epoch, newest, [3], lost=(1,)) == [3]
     assert outvoted(epoch, newest, [3], lost=(0,)) == [], "a dead member has no vote"
+
+
+def test_a_dead_rank_of_a_pod_that_speaks_has_no_vote():
+    """Regression: it was counted, so the claim of the survivors was refused and all ranks restarted at once."""
+    epoch = an_epoch(4)
+    newest = claim_of(epoch)
+    assert outvoted(epoch, newest, [0], dead=(2,)) == []
+    assert outvoted(epoch, newest, [3], dead=(2,)) == [3], "the half with the lowest slot wins"
 
 
 def test_nobody_is_outvoted_after_another_claim():

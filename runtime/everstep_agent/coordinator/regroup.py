@@ -117,7 +117,7 @@ def list_outvoted(term: Term) -> frozenset[Id]:
     if not silent:
         return frozenset()
     return silence_rules.list_outvoted(
-        term.running, _newest_claim(term), silent, _list_proven(term)
+        term.running, _newest_claim(term), silent, _list_proven(term), term.reports.all()
     )
 
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Iterable
 
 from everstep_agent.coordinator.members import list_inside
-from everstep_agent.coordinator.unit_losses import list_units_of, with_mates
+from everstep_agent.coordinator.unit_losses import list_lost_units, list_units_of
 from everstep_agent.peers.agent_report import AgentReport, State, WorkerReport
 from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Id, Stage
 from everstep_agent.runlog import rules as runlog_rules
@@ -107,20 +107,30 @@ def list_left_out(
 
 
 def list_outvoted(
-    epoch: EpochLevel, newest: Claim | None, silent: Collection[Id], lost: Collection[Id]
+    epoch: EpochLevel,
+    newest: Claim | None,
+    silent: Collection[Id],
+    lost: Collection[Id],
+    reports: Iterable[AgentReport] = (),
 ) -> frozenset[Id]:
-    """The silent members, if the others may claim the next epoch without them and the rest of their
-    units; otherwise none.
+    """The silent members, if the survivors may claim the next epoch without them; otherwise none.
+    Survivors are the ranks whose units have lost no rank.
 
     Args:
         newest: the newest claim that is in the log, or that is about to be appended.
         silent: members that do not answer.
         lost: members whose pods are lost, by proof or by the operator's decision.
+        reports: the newest of each agent, which show the ranks that are dead in other pods.
     """
     if newest is None or newest.epoch != epoch.number or not silent:
         return frozenset()
-    out = with_mates(epoch, {*silent, *lost})
-    rest = [i for m in epoch.members if m.id not in out for i in m.ids()]
+    units = list_lost_units(epoch, reports, {*silent, *lost})
+    rest = [
+        i
+        for m in epoch.members
+        for rank, i in zip(m.ranks.values(), m.ids(), strict=True)
+        if epoch.mesh.unit_of(rank) not in units
+    ]
     return frozenset(silent) if runlog_rules.holds_majority(newest, rest) else frozenset()
 
 

@@ -139,8 +139,9 @@ def list_gone(world: World, one: Coordinator, rules: Rules) -> frozenset[Place]:
     known = LogIndex(world.entries(one.read))
     pending = step_first_rules.list_pending(level, known)
     newest = pending[-1] if pending else known.newest_claim
-    lost = members.list_lost(level, [build_report(s) for s in one.view], words)
-    outvoted = silence_rules.list_outvoted(level, newest, [m.id for m in silent], lost)
+    told = [build_report(s) for s in one.view]
+    lost = members.list_lost(level, told, words)
+    outvoted = silence_rules.list_outvoted(level, newest, [m.id for m in silent], lost, told)
     yielded = silence_rules.list_yielded(level, list_yields(world, one, rules), newest)
     return words | {(slot, attempt) for slot, attempt, _ in outvoted | yielded}
 
