@@ -133,9 +133,7 @@ class Listener:
             peers |= self._answer(set(range(rank + 1, len(entries))), until, look)
         return Mesh(peers)
 
-    def _answer(
-        self, expected: set[int], until: float, look: Look
-    ) -> dict[int, socket.socket]:
+    def _answer(self, expected: set[int], until: float, look: Look) -> dict[int, socket.socket]:
         """Wait for these ranks to call. Whoever else calls, and says nothing, keeps none of them waiting."""
         self._socket.setblocking(False)
         waiting = select.poll()
