@@ -66,7 +66,8 @@ async def delete_a_pod(scene: Scene, survivor: Trial) -> None:
     async def delete(pod: Pod) -> None:
         await scene.kubectl("delete", "pod", pod.name, "--wait=false")
 
-    await scene.play(survivor, "kubectl delete pod", delete, slot=1)
+    slot = (await scene.board.pods(survivor.name))[-1].slot
+    await scene.play(survivor, "kubectl delete pod", delete, slot=slot)
     assert scene.recorder.outcome.steps_lost == 0
     assert (await survivor.incidents())[-1]["cause"] == "PodDeleted"
 

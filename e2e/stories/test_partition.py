@@ -14,14 +14,13 @@ pytestmark = pytest.mark.timeout(400)
 async def test_a_node_cut_off_from_the_api_server_costs_no_step(
     scene: Scene, survivor: Trial
 ) -> None:
-    before = await scene.board.current_pod(survivor.name, 1)
-    assert before is not None
+    before = (await scene.board.pods(survivor.name))[-1]
 
     async def cut(pod: Pod) -> None:
         await scene.break_node(pod.node, partition=True)
 
     seen = await scene.play(
-        survivor, f"{before.node} cut off from the API server", cut, slot=1, limit=240
+        survivor, f"{before.node} cut off from the API server", cut, slot=before.slot, limit=240
     )
     assert scene.recorder.outcome.steps_lost == 0
     assert seen.moved_to != before.node
