@@ -128,8 +128,7 @@ def form(agent: store.Requests, place: Place, setting: str = AUTO) -> Group:
             return LocalGroup()
         keys = store.AgentStore(agent, place.epoch)
         met = _meet(keys, place, choose_forming(can_reconfigure(), setting))
-        reconfigures = met.way == RECONFIGURE
-        made = reconfigure(keys, place) if reconfigures else reinit(keys, place, met.mesh)
+        made = reconfigure(keys, place) if met.way == RECONFIGURE else reinit(keys, place, met.mesh)
         made.keys, made.mesh = keys, met.mesh
         return made
 
@@ -166,7 +165,7 @@ def reconfigure(keys: store.AgentStore, place: Place) -> TorchGroup:
     global _kept
     if _kept is None or not _kept.group.leave():
         _end_former()
-        _make(keys, place, None, enable_reconfigure=True)
+        _make(keys, place, enable_reconfigure=True)
     else:
         keys = _kept.keys  # torch's group keeps the store with which it was made
         keys.enter(place.epoch)
@@ -206,8 +205,8 @@ def _end_former() -> None:
     dist.destroy_process_group()
 
 
-def _make(keys: Any, place: Place, connections: Mesh | None, **settings: Any) -> None:
-    """Make torch's default group."""
+def _make(keys: Any, place: Place, connections: Mesh | None = None, **settings: Any) -> None:
+    """Make torch's default group. `connections`: as in `reinit`."""
     # torch names a group by a counter, and the name is part of its keys: after a formation that
     # failed on this rank alone, it would wait for keys that no other rank sets.
     dist.distributed_c10d._world.group_count = 0
@@ -272,7 +271,7 @@ def form_unit(agent: store.Requests, place: Place, prefix: str) -> Unit:
     with _forming:
         keys = store.AgentStore(agent, place.epoch, prefix)
         before = group_sockets.open_sockets()
-        _make(keys, replace(place, rank=own, world=mesh.unit), None)
+        _make(keys, replace(place, rank=own, world=mesh.unit))
         # gloo connects all ranks of a group when the group is made: each new socket belongs to it.
         dimensions = unit.form_dimensions(mesh, own, unit.make_group(LIMIT))
         # Now: by the script's first forward, the epoch of these keys may be over.
@@ -329,7 +328,7 @@ def build_mesh_of_one(rank: int) -> "DeviceMesh":
     """Build torch's mesh of a unit of one rank. In a job of one rank this also makes torch's default group."""
     with _forming:
         if not dist.is_initialized():
-            _make(dist.HashStore(), Place(0, 0, 1, None), None)  # type: ignore[attr-defined]
+            _make(dist.HashStore(), Place(0, 0, 1, None))  # type: ignore[attr-defined]
         alone = unit.make_group(LIMIT)([rank])
         return unit.build_device_mesh([rank], units.ONE_RANK, [alone, alone], _device())
 

@@ -25,7 +25,8 @@ CONNECT_SECONDS = 8.0
 it. It is short, because the next formation waits for the end of this one.
 """
 STRANGERS = 64
-"""How many callers may not have said yet who they are. Beyond that, the oldest is turned away: a rank says it at once.
+"""How many connections may be open whose callers have not identified themselves. Beyond that, the oldest is closed: a
+rank identifies itself at once.
 """
 LOOK_MS = 100
 """How often a rank that waits calls its `look`."""

@@ -200,7 +200,7 @@ class Pod:
         self._hang_watch.end(level.hung, self.me.slot, self._node)
         if level.successor > self.joined:
             self.joined, self.joined_token = level.successor, level.successor_token
-            if level.stage is not Stage.HOLD or self._all_stand():
+            if level.stage is not Stage.HOLD or self._all_reported():
                 self._touch()
         self.saves.follow(level, published.seen.good)
         if self._arming.arm(level, current):
@@ -425,10 +425,10 @@ class Pod:
             if worker.state in (State.STARTED, State.TRACKED):
                 worker.state = State.HELD
         holds = self.level is not None and self.level.stage is Stage.HOLD
-        if not holds or frame.problem or self._all_stand():
+        if not holds or frame.problem or self._all_reported():
             self._touch()
 
-    def _all_stand(self) -> bool:
+    def _all_reported(self) -> bool:
         """Whether all living local ranks have reported their standing. Until then this agent has no
         news for a coordinator that waits for it, and a report would only take a core that a rank needs.
         """
