@@ -37,6 +37,12 @@ def test_the_slowest_rank_counts() -> None:
     assert cost.stalls == pytest.approx([SAVE + WAIT + 0.5] * 3)
 
 
+def test_what_a_save_adds_to_its_two_steps_counts_wherever_they_wait() -> None:
+    """The step after a save takes `DRAG` longer within its computation, which is no stall."""
+    cost = judge([a_log(), a_log(slower=0.5)], EVERY)
+    assert cost.added == pytest.approx([SAVE + WAIT + DRAG + 0.5] * 3)
+
+
 def test_the_steps_after_a_save_are_compared_with_those_before_the_next() -> None:
     """The time of a save counts with the step before it."""
     plain = 2 * (BODY + 0.01) + DRAG

@@ -74,14 +74,15 @@ def describe(rows: Sequence[Row]) -> str:
     lines = [
         f"{first.mib} MiB, {first.ranks} ranks, a step of {first.step_ms:.0f} ms, memcpy {first.limit_gbs:.1f} GB/s"
         f"{_describe_tensors(rows)}",
-        f"  {'system':<20} {'stall p50':>10} {'p99':>9} {'first':>9} {'10 steps':>9} {'durable':>8}"
-        f" {'restore':>9} {'memory':>9}",
+        f"  {'system':<20} {'stall p50':>10} {'p99':>9} {'first':>9} {'added p50':>10} {'p99':>9}"
+        f" {'10 steps':>9} {'durable':>8} {'restore':>9} {'memory':>9}",
     ]
     for row in sorted(rows, key=lambda r: r.stall_ms_p50):
         durable = f"{row.durable_s:.2f} s" if row.durable_s is not None else "-"
         restore, memory = _show_speed(row.restore_gbs), _show_speed(row.memory_gbs)
         lines.append(
             f"  {row.system:<20} {row.stall_ms_p50:>7.1f} ms {row.stall_ms_p99:>6.1f} ms {row.first_ms:>6.0f} ms"
+            f" {row.added_ms_p50:>7.1f} ms {row.added_ms_p99:>6.1f} ms"
             f" {'× ' + format(row.slowdown, '.3f'):>9} {durable:>8} {restore:>9} {memory:>9}"
         )
     return "\n".join(lines)

@@ -23,6 +23,9 @@ class Row:
     ranks: int
     stall_ms_p50: float
     stall_ms_p99: float
+    added_ms_p50: float
+    """What a save adds to the two steps around it, wherever in these steps the system waits."""
+    added_ms_p99: float
     slowdown: float
     """Time of the steps in the half interval after a save, divided by that of the other half;
     median.
@@ -51,6 +54,8 @@ class Row:
 class Cost:
     stalls: tuple[float, ...]
     """Seconds, one for each save but the first."""
+    added: tuple[float, ...]
+    """The same for the length of the two steps around a save."""
     first: float
     slowdown: float
     step: float
@@ -65,6 +70,7 @@ def judge(ranks: Sequence[Sequence[Step]], every: int) -> Cost:
     lengths = [max(found) for found in zip(*(_lengths(steps) for steps in ranks), strict=True)]
     return Cost(
         stalls=tuple(stalls[1:]),
+        added=tuple(_find_added(lengths, every)[1:]),
         first=stalls[0],
         slowdown=_compare_halves(lengths, every),
         step=median(lengths[WARM_UP:]),
@@ -86,6 +92,22 @@ def _stalls_of(steps: Sequence[Step], every: int) -> list[float]:
 def _lengths(steps: Sequence[Step]) -> list[float]:
     """Seconds from the start of each step to the start of the next one."""
     return [b.began - a.began for a, b in pairwise(steps)]
+
+
+def _find_added(lengths: Sequence[float], every: int) -> list[float]:
+    """Seconds that each save added to its step and the next one, beyond twice the median of the
+    second half of the steps before a save.
+
+    The stall leaves out what a system waits for within its backward pass, such as the other ranks
+    that are late because of the save. This does not.
+    """
+    plain = median(
+        length
+        for number, length in enumerate(lengths, 1)
+        if number % every > every // 2 and number > WARM_UP
+    )
+    saved = range(every, len(lengths), every)
+    return [lengths[number - 1] + lengths[number] - 2 * plain for number in saved]
 
 
 def _compare_halves(lengths: Sequence[float], every: int) -> float:

@@ -131,6 +131,8 @@ def _read(system: str, plan: Plan, ranks: int, written: Mapping[int, float]) -> 
         ranks=ranks,
         stall_ms_p50=reading.percentile(cost.stalls, 0.5) * 1e3,
         stall_ms_p99=reading.percentile(cost.stalls, 0.99) * 1e3,
+        added_ms_p50=reading.percentile(cost.added, 0.5) * 1e3,
+        added_ms_p99=reading.percentile(cost.added, 0.99) * 1e3,
         slowdown=cost.slowdown,
         first_ms=cost.first * 1e3,
         durable_s=reading.find_durable(walls, written),
