@@ -12,8 +12,9 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -50,6 +51,10 @@ NCCL_SETTINGS = {
 """With these settings torch's watchdog ends no survivor of a loss, and does not sleep for a minute
 after it. The end of a group waits for the watchdog (names as in torch 2.15).
 """
+CONNECT_WHEN_MADE = "NCCL_RUNTIME_CONNECT"
+"""0: NCCL connects a group's ranks when the group is made, and not in its first operation (NCCL 2.22 or newer)."""
+STUCK_SECONDS = 2.0
+"""How long a formation waits for the former one, which a second loss has interrupted."""
 _BACKEND = "everstep"
 _NCCL = "nccl-legacy" if hasattr(dist.distributed_c10d, "ProcessGroupNCCL2") else "nccl"
 """In torch 2.15 `nccl` means another implementation, which was not run here."""
@@ -116,10 +121,11 @@ def form(agent: store.Requests, place: Place, setting: str = AUTO) -> Group:
     """Form the group of an epoch; blocks until every rank is there.
 
     Raises:
-        RuntimeError: the epoch ended, or a rank was lost meanwhile.
+        RuntimeError: the epoch ended, or a rank was lost meanwhile, or torch still forms the former
+            group.
     """
     device.enter()
-    with _forming:
+    with _turn(place):
         group_sockets.forget_closed()
         if place.unit is not None:
             return form_between(agent, place, place.unit)
@@ -188,10 +194,33 @@ _kept: _Kept | None = None
 _gloo_keys: ContextVar[meeting.MeshStore | None] = ContextVar("gloo_keys", default=None)
 """Where gloo leaves its addresses while this thread makes the default group; None: in the group's own store."""
 _forming = threading.Lock()
-"""Held while a group is formed, because torch keeps its default group in globals. A formation that
-a second loss interrupts ends at once while Everstep waits for a rank (`Place.is_over`). While gloo
-connects, it may last until gloo's limit: all ranks then restart. The next one waits for its end.
+"""Held while a group is formed: torch keeps its default group in globals, and a group's sockets are
+those that appear meanwhile.
 """
+
+
+@contextmanager
+def _turn(place: Place) -> Iterator[None]:
+    """Wait for the end of the former formation. If a second loss has interrupted it, it ends at once
+    while Everstep waits for a rank (`Place.is_over`). But gloo or NCCL may wait for the lost rank
+    for long. The groups between units, which are in none of torch's globals, then form beside it.
+
+    Raises:
+        RuntimeError: this rank is a unit, so it cannot form its group meanwhile.
+    """
+    global _forming
+    held = _forming
+    if not held.acquire(timeout=STUCK_SECONDS):
+        if place.unit is None:
+            raise RuntimeError(
+                f"the former group, which a second loss interrupted, is still connecting after {STUCK_SECONDS:g} s"
+            )
+        held = _forming = threading.Lock()
+        held.acquire()
+    try:
+        yield
+    finally:
+        held.release()
 
 
 def _end_former() -> None:
@@ -231,13 +260,13 @@ def _make(keys: Any, place: Place, connections: Mesh | None = None, **settings: 
 
 def _found(place: Place, before: Mapping[int, str]) -> TorchGroup:
     made = dist.distributed_c10d._get_default_group()
-    _connect_device([made])
+    _connect_by_operation(made)
     return TorchGroup(place.rank, place.world, _own_new(before), made)
 
 
-def _connect_device(groups: Iterable[Any]) -> None:
-    """Run one operation in each group: NCCL connects, and blocks, during a group's first operation.
-    So it does that now, and not in the script's backward.
+def _connect_by_operation(made: Any) -> None:
+    """Run one operation in a group: NCCL connects, and blocks, during a group's first operation. So
+    it does that now, and not in the script's backward.
 
     Raises:
         RuntimeError: NCCL has failed, or a rank did not connect in time.
@@ -246,14 +275,28 @@ def _connect_device(groups: Iterable[Any]) -> None:
         return
     aside = torch.cuda.Stream(device.own())  # type: ignore[no-untyped-call]
     with torch.cuda.stream(aside):  # the script's own stream is busy
-        for made in groups:
-            work = made.allreduce([torch.zeros(1, device=device.own())])
-            limit = time.monotonic() + FORMING.total_seconds()
-            while not work.is_completed():
-                if time.monotonic() > limit:
-                    raise RuntimeError(f"NCCL has not connected all ranks within {FORMING}")
-                time.sleep(group.NCCL_LOOK_SECONDS)
-            group.require_no_error(made)
+        work = made.allreduce([torch.zeros(1, device=device.own())])
+        limit = time.monotonic() + FORMING.total_seconds()
+        while not work.is_completed():
+            if time.monotonic() > limit:
+                raise RuntimeError(f"NCCL has not connected all ranks within {FORMING}")
+            time.sleep(group.NCCL_LOOK_SECONDS)
+        group.require_no_error(made)
+
+
+def _connect_without_operation(groups: Iterable[Any]) -> None:
+    """Connect a unit's groups, or those between units. An operation on the device would wait for
+    other ranks while the unit's own collectives run, and calls that wait for the whole device would
+    wait for both: ranks then wait for each other in a circle (`runtime/README.md`, On GPUs).
+
+    Raises:
+        RuntimeError: NCCL has failed, or has lost a rank.
+    """
+    if not torch.cuda.is_available():
+        return
+    for made in groups:
+        made._get_backend(device.own()).eager_connect_single_device(device.own())
+        group.require_no_error(made)
 
 
 def form_unit(agent: store.Requests, place: Place, prefix: str) -> Unit:
@@ -268,6 +311,7 @@ def form_unit(agent: store.Requests, place: Place, prefix: str) -> Unit:
         RuntimeError: the epoch ended, or a rank was lost meanwhile.
     """
     mesh, own = place.mesh, place.mesh.place_of(place.rank)
+    os.environ.setdefault(CONNECT_WHEN_MADE, "0")
     with _forming:
         keys = store.AgentStore(agent, place.epoch, prefix)
         before = group_sockets.open_sockets()
@@ -275,7 +319,9 @@ def form_unit(agent: store.Requests, place: Place, prefix: str) -> Unit:
         # gloo connects all ranks of a group when the group is made: each new socket belongs to it.
         dimensions = unit.form_dimensions(mesh, own, unit.make_group(LIMIT))
         # Now: by the script's first forward, the epoch of these keys may be over.
-        _connect_device([dist.distributed_c10d._get_default_group(), *dimensions.values()])
+        _connect_without_operation(
+            [dist.distributed_c10d._get_default_group(), *dimensions.values()]
+        )
         sockets = _own_new(before)
         return Unit(mesh, dimensions=dimensions, device=_device(), sockets=sockets, keys=keys)
 
@@ -295,7 +341,8 @@ def form_between(agent: store.Requests, place: Place, own: Unit) -> TorchGroup:
             for its, ranks in zip(stores, wanted.values(), strict=True)
         ]
     groups = dict(zip(wanted, (one.result() for one in formed), strict=True))
-    _connect_device(groups.values())
+    _connect_without_operation(groups.values())
+    place.look()  # else these sockets may be those of the next group, which forms beside this one
     sockets = _own_new(before)
     sums = {over: one for over, one in groups.items() if over is not None}
     made = TorchGroup(place.rank, place.world, sockets, groups[None], sums, own)

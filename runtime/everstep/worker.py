@@ -37,10 +37,6 @@ from everstep_contract.report import Cause
 PR_SET_PDEATHSIG = 1
 EXPLAIN_SECONDS = 2.0
 """How long a worker waits, after an exception from a collective, for the agent's message that a member was lost."""
-UNITS_REGROUP_ON_GPUS = False
-"""On one GPU each of eight single losses cost the other unit 0.25 to 0.38 s, but under random kills all
-ranks hung at the third loss (runtime/README.md, "On GPUs").
-"""
 TRACEBACK_CHARACTERS = 8000
 """How much of the end of a traceback is sent to the agent."""
 
@@ -200,8 +196,6 @@ def _build(
         send=agent.send,
         form=lambda frame: _form(agent, frame, unit, lambda: membership.has_left(frame.epoch)),
     )
-    if unit is not None and device.own().type == "cuda" and not UNITS_REGROUP_ON_GPUS:
-        membership.stay_in_epoch("ranks of a sharded model restart on GPUs")
     randomness.seed_all("job", seed)
     try:
         return Session(

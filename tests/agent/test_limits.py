@@ -7,12 +7,12 @@ import pytest
 from agent.a_term import a_term
 from agent.given import a_member, a_report, a_worker, an_epoch, stepping, wanting
 from everstep_agent.coordinator import boundaries, boundary_turn, faults, gather, leave_in_place
-from everstep_agent.coordinator.breaks import find_late_start
+from everstep_agent.coordinator.breaks import find_late_regroup, find_late_start
 from everstep_agent.coordinator.incidents import Cause
 from everstep_agent.coordinator.term import Term
 from everstep_agent.coordinator.watch import Watch
 from everstep_agent.peers.agent_report import State, WorkerReport
-from everstep_agent.peers.epoch_level import Boundary, Stage
+from everstep_agent.peers.epoch_level import Boundary, InPlace, Stage
 from everstep_contract import levels
 from everstep_contract.log import Commit
 
@@ -44,6 +44,26 @@ def test_an_epoch_that_does_not_start_is_broken_and_names_who_has_not_begun() ->
     assert "slot 1 has not started epoch 1 in 101 s" in found.message
     assert late(101.0, started, other, trouble=True) is None, "no limit while the store is away"
     assert late(101.0, started, stepping(1, state=State.TRACKED)) is None
+
+
+def test_survivors_that_form_no_group_restart_and_sooner_if_one_tells_that_it_failed() -> None:
+    """The death that made it fail is found before, if it is reported within a second."""
+    epoch = an_epoch(stage=Stage.STARTING, in_place=InPlace(former=1, applied=5, reductions=0))
+    through, forms = a_worker(), a_worker(state=State.HELD)
+    failed = a_worker(state=State.HELD, why="still connecting after 2 s")
+
+    def late(waited: float, *workers: WorkerReport) -> str:
+        found = find_late_regroup(epoch, workers, waited=waited, limit=10.0, limit_if_failed=1.0)
+        return found.message if found else ""
+
+    assert not late(9.9, through, forms)
+    assert late(11.0, through, forms) == (
+        "1 of 2 ranks could not go on in place in 11 s; all restart"
+    )
+    assert not late(0.9, forms, failed)
+    assert late(2.1, forms, failed) == (
+        "2 of 2 ranks could not go on in place in 2 s (still connecting after 2 s); all restart"
+    )
 
 
 async def test_a_boundary_that_nobody_confirms_is_given_up_and_said() -> None:

@@ -34,12 +34,18 @@ def _claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     device.claim(0)
 
 
+class OfTwo(LocalGroup):
+    """Two ranks, of which the other adds nothing. A rank alone keeps its own gradients."""
+
+    world = 2
+
+
 def test_gradients_on_the_gpu_are_views_of_the_sum() -> None:
     layer = torch.nn.Linear(8, 4).to(GPU)
     reducer, named = Reducer(), dict(layer.named_parameters())
     reducer.begin(named, 1)
     reducer.backward(layer(torch.ones(2, 8, device=GPU)).sum(), overlap=None)
-    reducer.flush(LocalGroup())
+    reducer.flush(OfTwo())
     reducer.start_last(torch.zeros(1, device=GPU))
     assert reducer.end() is not None
     reducer.deliver([1.0, 1.0], 1.0)

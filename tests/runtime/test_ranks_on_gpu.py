@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from agent.gang import Gang, assert_exact
-from everstep import Job, run, worker
+from everstep import Job, run
 from everstep_agent.pod import spawn
 from everstep_agent.tools import verify
 from everstep_contract import report
@@ -85,7 +85,6 @@ def start_on_gpu(monkeypatch: pytest.MonkeyPatch, script: Train, **given: Any) -
     def start() -> None:
         os.environ["NCCL_HOSTID"] = f"rank-{os.getpid()}"
         os.environ["NCCL_SOCKET_IFNAME"] = "lo"
-        worker.UNITS_REGROUP_ON_GPUS = True
         run(script, seed=3, **given)
 
     forked = spawn.ForkSpawner(start)
@@ -156,7 +155,6 @@ async def test_a_lost_unit_comes_back_whole(
         await assert_exact(gang, STEPS)
 
 
-@pytest.mark.xfail(reason="a call that waits for the device blocks the unit's own collective")
 async def test_ranks_of_units_killed_or_stopped_at_random_moments_cost_no_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

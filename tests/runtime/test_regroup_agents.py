@@ -10,13 +10,14 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from agent.gang import Gang, assert_exact
-from everstep import Job, run
+from everstep import Job, forming, run
 from everstep_agent.coordinator import regroup, step_first_rules
 from everstep_agent.pod import spawn
 from everstep_contract import levels, report
@@ -108,6 +109,37 @@ async def test_a_group_that_breaks_without_a_death_is_formed_anew_by_the_same_ra
         assert [gang.worker(slot) for slot in range(3)] == ranks, "a rank restarted"
         await gang.reports()
         assert [len(c.members) for c in (await gang.run_log()).claims] == [3, 3]
+        await assert_exact(gang, STEPS)
+
+
+def a_script_whose_second_group_connects_forever(job: Job) -> None:
+    make = forming._make
+
+    def wait_forever(keys: Any, place: forming.Place, *more: Any) -> None:
+        if place.epoch == 2:
+            time.sleep(600)
+        make(keys, place, *more)
+
+    forming._make = wait_forever
+    a_script(job)
+
+
+async def test_ranks_whose_former_group_still_connects_to_a_lost_rank_soon_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawner = spawn.ForkSpawner(lambda: run(a_script_whose_second_group_connects_forever, seed=2))
+    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
+    monkeypatch.setattr(regroup, "FORM_SECONDS", 600.0)
+    async with Gang(tmp_path, 4, in_place=1, hang_seconds=60.0) as gang:
+        await gang.until(lambda s: s.step >= 5)
+        os.kill(gang.worker(3), signal.SIGKILL)
+        await gang.until(lambda s: s.epoch == 2)
+        os.kill(gang.worker(2), signal.SIGKILL)
+        await gang.until(lambda s: any(not i.open for i in s.incidents))
+        incident = gang.seen.incidents[0]
+        assert (incident.cause, incident.steps_lost) == ("WorkerDied", 0)
+        assert "(the former group, which a second loss interrupted, is still" in gang.shown()
+        await gang.reports()
         await assert_exact(gang, STEPS)
 
 

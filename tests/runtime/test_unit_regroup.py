@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from everstep import Job, run
+from everstep import Job, forming, run
+from everstep.store import AgentStore
 from everstep_contract import wire
 from everstep_contract.units import Mesh
 from runtime.a_sharded_job import shard_layers
@@ -156,6 +158,36 @@ def test_a_rank_that_dies_in_each_phase_costs_its_unit_and_nothing_else(
     main = a_script(kill_in(phase, victim=1), build=build)
     with agent(tmp_path, lambda: run(main, seed=4), 4, mesh=mesh) as ours:
         ours.wait_ended([1])
+        ours.regroup()
+        ours.finish()
+        assert_exact(ours, expected, [2, 3])
+
+
+def test_a_rank_that_dies_after_it_has_given_its_address_holds_no_later_group_up(
+    tmp_path: Path, undisturbed: dict[str, list[wire.Applied]]
+) -> None:
+    """gloo waits for the dead rank's connection, for longer than this test. The next group forms beside it."""
+
+    def before(job: Job) -> None:
+        forming.FORMING = timedelta(hours=1)
+        if job.rank != 5:
+            return
+        give = AgentStore.set
+
+        def give_and_die(store: AgentStore, *given: Any) -> None:
+            give(store, *given)
+            if store._epoch == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        AgentStore.set = give_and_die  # type: ignore[method-assign]
+
+    expected = run_undisturbed(tmp_path, SHARD, undisturbed)
+    main = a_script(before, build=build)
+    with agent(tmp_path, lambda: run(main, seed=4), 6, mesh=SHARD) as ours:
+        ours.wait_applied(2, range(6))
+        ours.kill(1)
+        ours.regroup()
+        ours.wait_ended([5])
         ours.regroup()
         ours.finish()
         assert_exact(ours, expected, [2, 3])

@@ -111,13 +111,29 @@ def find_late_start(
 
 
 def find_late_regroup(
-    epoch: EpochLevel, workers: Sequence[WorkerReport], *, waited: float, limit: float
+    epoch: EpochLevel,
+    workers: Sequence[WorkerReport],
+    *,
+    waited: float,
+    limit: float,
+    limit_if_failed: float,
 ) -> Break | None:
-    """`waited`: seconds since the survivors' epoch was claimed."""
-    if epoch.in_place is None or epoch.stage is not Stage.STARTING or waited <= limit:
+    """A rank that is late with its group, or has failed to form it. A death that caused the failure
+    is found earlier, if it is reported within `limit_if_failed`.
+
+    Args:
+        waited: seconds since the survivors' epoch was claimed.
+    """
+    if epoch.in_place is None or epoch.stage is not Stage.STARTING:
         return None
-    late = sum(w.state is State.HELD for w in workers)
-    text = f"{late} of {epoch.world} ranks could not go on in place in {waited:.0f} s; all restart"
+    held = [w for w in workers if w.state is State.HELD]
+    why = next((f" ({w.why})" for w in held if w.why), "")
+    if waited <= (limit_if_failed if why else limit):
+        return None
+    text = (
+        f"{len(held)} of {epoch.world} ranks could not go on in place in {waited:.0f} s{why}; "
+        "all restart"
+    )
     return Break(cause="GroupBroken", message=text, certain=False)
 
 

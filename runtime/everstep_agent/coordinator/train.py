@@ -23,7 +23,7 @@ from everstep_agent.coordinator.breaks import (
     find_refusal,
 )
 from everstep_agent.coordinator.hung import keep_named, list_hung, list_new
-from everstep_agent.coordinator.recover import recover
+from everstep_agent.coordinator.recover import CAUSE_SECONDS, recover
 from everstep_agent.coordinator.stuck import find_stuck
 from everstep_agent.coordinator.term import STALE_SECONDS, Term
 from everstep_agent.coordinator.unlike_ends import describe_unlike_ends
@@ -112,7 +112,13 @@ def _find_loss(
             limit=START_FACTOR * term.settings.startup_seconds,
             trouble=term.storage_error is not None,
         )
-        or find_late_regroup(epoch, workers, waited=began, limit=regroup.FORM_SECONDS)
+        or find_late_regroup(
+            epoch,
+            workers,
+            waited=began,
+            limit=regroup.FORM_SECONDS,
+            limit_if_failed=CAUSE_SECONDS,
+        )
         or find_below_minimum(
             epoch,
             least,

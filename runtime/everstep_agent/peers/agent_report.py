@@ -57,7 +57,7 @@ class WorkerReport:
     unsaved: bool = False
     """It was asked to save the full state, and what it staged was unusable."""
     why: str = ""
-    """Why it is parked, or how it ended."""
+    """Why it is parked, why it could not form the group of its epoch, or how it ended."""
     hung: bool = False
     missed: str = ""
     """Which sum it held up when the coordinator had it ended, in words; empty: not known."""

@@ -437,6 +437,8 @@ class Pod:
     def _regrouped(self, worker: Worker, frame: wire.Regrouped) -> None:
         if frame.problem:
             self.line.say("regroup_failed", rank=worker.rank, message=frame.problem)
+            if frame.epoch == worker.epoch:
+                worker.not_formed = frame.problem
         elif frame.epoch == worker.epoch and worker.state is State.HELD and not worker.standing:
             worker.state = State.TRACKED
         if frame.problem or all(w.state is not State.HELD for w in self.workers.current.values()):

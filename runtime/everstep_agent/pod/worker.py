@@ -92,6 +92,8 @@ class Worker:
     """Seconds since then in which this agent did not run."""
     stuck: str = ""
     """Not empty: it survives SIGKILL. It may hold its device, and is not proven dead."""
+    not_formed: str = ""
+    """Why it could not form the group of its epoch."""
     status: int | None = None
     killed_for: str = ""
     """Why SIGKILL ended it; empty: not known."""

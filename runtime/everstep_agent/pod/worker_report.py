@@ -38,6 +38,8 @@ class Reported(Protocol):
     @property
     def unsaved(self) -> bool: ...
     @property
+    def not_formed(self) -> str: ...
+    @property
     def hung(self) -> str: ...
     @property
     def missed(self) -> str: ...
@@ -88,6 +90,8 @@ def build_worker_report(
         why = "" if worker.stays else (worker.parked.why or "its process group broke")
     elif worker.state is State.FINISHED:
         applied = worker.finished
+    elif worker.state is State.HELD:
+        why = worker.not_formed
     elif not worker.alive:
         why = how
     return WorkerReport(

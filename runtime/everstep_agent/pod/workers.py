@@ -285,6 +285,7 @@ class WorkerSet:
             frame = build(worker)
             worker.epoch, worker.rank = frame.epoch, frame.rank
             worker.standing, worker.asked_vector, worker.keeping = None, False, None
+            worker.not_formed = ""
             worker.staged = worker.whole = 0  # what is not committed by now is dropped
             worker.unsaved = False
             worker.store_errors.clear()
