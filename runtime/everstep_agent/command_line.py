@@ -42,10 +42,22 @@ def describe_unknown(arguments: argparse.Namespace, unknown: Sequence[str]) -> s
     command = f"{arguments.command} " if arguments.command else ""
     hint = f"see: everstep {command}--help"
     if arguments.command == "run":
-        hint = (
-            f"arguments of the script go after --: {arguments.script} -- {given}; options: {hint}"
-        )
+        script, more = _find_script(arguments.script, unknown)
+        hint = f"arguments of the script go after --: {script} -- {' '.join(more)}; options: {hint}"
     return f"unrecognized arguments: {given}; {hint}"
+
+
+def _find_script(first: str, unknown: Sequence[str]) -> tuple[str, list[str]]:
+    """The script, and the arguments that were probably meant for it.
+
+    Args:
+        first: what was taken for the script. With `--lr 0.1 train.py` it is the value of an unknown option.
+    """
+    if not first.endswith(".py"):
+        for place, given in enumerate(unknown):
+            if given.endswith(".py") and not given.startswith("-"):
+                return given, [*unknown[:place], first, *unknown[place + 1 :]]
+    return first, [*unknown]
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -102,6 +102,14 @@ def test_an_argument_of_the_script_is_not_taken_for_the_beginning_of_an_option(
     assert "arguments of the script go after --: train.py -- --k 5" in capsys.readouterr().err
 
 
+def test_the_value_of_an_argument_before_the_script_is_not_named_as_the_script(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        command_line.parse(["run", "--lr", "0.1", "train.py"])
+    assert "arguments of the script go after --: train.py -- --lr 0.1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("given", [["run", "train.py"], ["verify", "everstep-store/train"]])
 def test_a_current_folder_that_was_removed_is_named(tmp_path: Path, given: list[str]) -> None:
     folder = tmp_path / "gone"

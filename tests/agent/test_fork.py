@@ -172,6 +172,21 @@ async def test_a_run_is_not_forked_onto_itself(
     assert "this is the old run: choose another address" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["fork", "fetch"])
+async def test_a_step_that_was_not_saved_leaves_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    run = ARun(UnreliableStore(open_store(f"file://{tmp_path}", "r", {})), tmp_path / "memory")
+    await run.claim(1)
+    await run.save(4)
+    to = tmp_path / "new"
+    status = await commands.read(
+        command, f"{tmp_path}/r", {}, step=5, to=str(to), unpin="", as_json=False
+    )
+    assert (status, to.exists()) == (2, False)
+    assert "there is no checkpoint of step 5; there are: 4" in capsys.readouterr().err
+
+
 async def test_a_step_that_was_not_saved_is_refused_with_those_that_were(
     store: UnreliableStore, target: ObjectStore, tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """`report [JOB]`: a support bundle. It lists what could not be read, and is written even so."""
 
 import argparse
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -92,8 +93,10 @@ def _save(
 
     root = f"everstep-report-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}"
     path = Path(arguments.file or f"{root}.tar.gz")
-    path.write_bytes(bundle.build_archive(root, objects, texts, now))
-    path.chmod(0o600)
+    body = bundle.build_archive(root, objects, texts, now)
+    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as out:
+        os.fchmod(out.fileno(), 0o600)  # a file that exists keeps its mode
+        out.write(body)
     print(f"{path}: {len(objects) + len(texts)} files, {path.stat().st_size / 1000:.0f} kB")
     for problem in problems:
         print(f"  not in it: {problem}")

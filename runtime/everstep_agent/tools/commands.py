@@ -44,10 +44,11 @@ async def read(
             _say(as_json, catalog, fork.build_table(catalog))
             return 0
         if command == "fetch":
-            fetched = await fetch.fetch_checkpoint(store, _make_folder(to), step=step, only=only)
+            fetched = await fetch.fetch_checkpoint(store, _find_folder(to), step=step, only=only)
             _say(as_json, fetched, fetch.describe(fetched))
             return 0
         assert step is not None
+        await fork.require_checkpoint(store, step)
         target = _open(to, environ, create=True)
         if target.uri == store.uri:
             raise fork.CannotFork(f"--to {to}: this is the old run: choose another address")
@@ -64,10 +65,8 @@ def _open(run: str, environ: Mapping[str, str], *, create: bool) -> ObjectStore:
     return storage.open_store(where, "", environ, create=create)
 
 
-def _make_folder(to: str) -> Path:
-    folder = Path(os.path.abspath(to))
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+def _find_folder(to: str) -> Path:
+    return Path(os.path.abspath(to))
 
 
 def _say(as_json: bool, value: object, table: str) -> None:

@@ -44,7 +44,7 @@ class _Retired(Exception):
 async def fetch_checkpoint(
     store: ObjectStore, folder: Path, *, step: int | None = None, only: tuple[str, ...] = ()
 ) -> Fetched:
-    """Fetch a checkpoint into `folder`, which must exist.
+    """Fetch a checkpoint into `folder`, which is created once there is something to fetch.
 
     Args:
         step: of the checkpoint; None: the newest one that can be read.
@@ -123,6 +123,7 @@ async def _fetch(
 ) -> Fetched:
     manifest = await fetch_manifest(store, commit)
     _require_objects(manifest, only)
+    await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     wanted = list_spans(manifest, only)
     chunks = [c for c in manifest.chunks if c.digest in wanted]
     places = Places(chunks=await _bring_all(store, chunks, wanted, folder))

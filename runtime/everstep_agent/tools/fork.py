@@ -146,6 +146,11 @@ async def fork_run(store: ObjectStore, target: ObjectStore, step: int) -> Forked
     return Forked(run=target.uri, step=commit.step, epoch=commit.epoch, bytes=size)
 
 
+async def require_checkpoint(store: ObjectStore, step: int) -> None:
+    """Raises `CannotFork`: there is no such run or checkpoint."""
+    await find_commit(await _open_run(store), step)
+
+
 async def find_commit(run_log: RunLog, step: int) -> Commit:
     """Raises `CannotFork`, or `LogDamaged` if a place of the log is gone, so that later steps are not known."""
     try:
