@@ -2,8 +2,8 @@
 
 JSON values stand for themselves. Everything else is an object with one key that begins with `$`:
 `$tensor` (name of a stored tensor), `$array` (the same, numpy), `$tuple`, `$dict` (pairs, for keys
-that are not strings), `$counter`, `$float` (nan, inf, -inf), `$bytes`, `$complex`, `$scalar`
-(numpy), `$dtype`.
+that are not strings, or whose order counts), `$counter`, `$float` (nan, inf, -inf), `$bytes`,
+`$complex`, `$scalar` (numpy), `$dtype`.
 """
 
 import base64
@@ -53,8 +53,12 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def encode(value: Any, path: str, tensors: Tensors) -> Any:
+def encode(value: Any, path: str, tensors: Tensors, *, ordered: bool = False) -> Any:
     """Encode `value` as a tree; its tensors are added to `tensors` under names that begin with `path`.
+
+    Args:
+        ordered: keep the order of the keys of dicts. The documents that carry the tree sort the keys of
+            JSON objects, so a dict whose keys are not sorted becomes pairs.
 
     Raises:
         StateError: something cannot be stored; the message names its path.
@@ -66,12 +70,14 @@ def encode(value: Any, path: str, tensors: Tensors) -> Any:
     if isinstance(value, torch.Tensor):
         return _tensor(value, path, tensors)
     if isinstance(value, Mapping):
-        return _mapping(value, path, tensors)
+        return _mapping(value, path, tensors, ordered)
     if isinstance(value, (list, tuple)):
         if _PLAIN.issuperset(map(type, value)):
             items: list[Any] = list(value)
         else:
-            items = [encode(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]
+            items = [
+                encode(v, f"{path}/{i}", tensors, ordered=ordered) for i, v in enumerate(value)
+            ]
         return {"$tuple": items} if isinstance(value, tuple) else items
     return _other(value, path, tensors)
 
@@ -115,12 +121,14 @@ def _free_name(path: str, tensors: Tensors) -> str:
     return name
 
 
-def _mapping(value: Mapping[Any, Any], path: str, tensors: Tensors) -> Any:
-    items = [(k, encode(v, f"{path}/{k}", tensors)) for k, v in value.items()]
+def _mapping(value: Mapping[Any, Any], path: str, tensors: Tensors, ordered: bool) -> Any:
+    items = [(k, encode(v, f"{path}/{k}", tensors, ordered=ordered)) for k, v in value.items()]
     if isinstance(value, collections.Counter):
         return {"$counter": [[encode(k, path, tensors), v] for k, v in items]}
     if all(isinstance(k, str) and not k.startswith("$") for k, _ in items):
-        return dict(items)
+        found = dict(items)
+        if not ordered or list(found) == sorted(found):
+            return found
     return {"$dict": [[_key(k, path), v] for k, v in items]}
 
 
@@ -140,7 +148,12 @@ def _other(value: Any, path: str, tensors: Tensors) -> Any:
             return {"$complex": [value.real, value.imag]}
         case torch.dtype():
             return {"$dtype": dtype_name(value)}
-        case np.ndarray() if value.dtype.kind in "biufc":
+        case np.ndarray() if value.dtype.kind in "biufc" and not np.ma.isMaskedArray(value):
+            if not value.dtype.isnative or value.dtype.name not in ITEM_BYTES:
+                raise StateError(
+                    f"{path}: cannot store an array of dtype {value.dtype!r}; convert it with astype, or leave it out "
+                    "of state_dict()"
+                )
             plain = torch.from_numpy(np.ascontiguousarray(value)).reshape(value.shape)
             return {"$array": _tensor(plain, path, tensors)["$tensor"]}
         case np.generic() if value.dtype.kind in "biufc":
@@ -199,7 +212,8 @@ def _untag(
         case "$dict":
             return {decode(k, fetch, device): decode(v, fetch, device) for k, v in body}
         case "$counter":
-            return collections.Counter({decode(k, fetch, device): v for k, v in body})
+            counts = {decode(k, fetch, device): decode(v, fetch, device) for k, v in body}
+            return collections.Counter(counts)
         case "$float":
             return float(body)
         case "$bytes":

@@ -250,7 +250,9 @@ class Tracked:
         """The tree of one object. `own`: its state_dict; None: the object is asked for it."""
         kind, thing = self.objects[name]
         value = self._state_of(name, kind, thing, own)
-        return {"kind": kind, "state": state.encode(value, name, tensors)}
+        # Keys of modules and optimizers are looked up in the tree, and their order has no meaning.
+        tree = state.encode(value, name, tensors, ordered=kind == "object")
+        return {"kind": kind, "state": tree}
 
     def stays(self, name: str) -> bool:
         """Whether the object's large state, and the names of all its state, stay as they are until

@@ -11,6 +11,8 @@ import torch
 
 from everstep import parameter_names, state
 from everstep.errors import StateError
+from everstep.tracked import Tracked
+from everstep_contract import codec
 
 CPU = torch.device("cpu")
 
@@ -28,6 +30,7 @@ def there_and_back(value: Any) -> Any:
         {"a": {"b": (1, None)}}, {1: "x", "1": "y"}, {(1, 2): 3, None: 4, 2.5: 5, True: 6},
         {"$tensor": "a user's own key"}, b"\x00\xff", complex(1, -2), torch.float16,
         math.inf, -math.inf, collections.Counter({30: 1, 80: 2}),
+        collections.Counter({"a": np.int64(3), "b": -math.inf}),
     ],
 )  # fmt: skip
 def test_a_value_comes_back_as_it_was(value: Any) -> None:
@@ -35,6 +38,31 @@ def test_a_value_comes_back_as_it_was(value: Any) -> None:
     assert found == value
     assert type(found) is type(value)
     assert repr(found) == repr(value)
+
+
+class Script:
+    """An object of a script, with state whose order counts."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def test_the_keys_of_a_scripts_own_state_keep_their_order() -> None:
+    before = {"queue": {"late": 1, "early": [{"b": 1, "a": 2}]}, "at": 3}
+    tracked, tensors = Tracked(), state.Tensors()
+    tracked.add("own", Script(before))
+    raw = codec.dumps(tracked.capture(tensors))  # as in a manifest
+    found = Script({})
+    new = Tracked()
+    new.add("own", found)
+    new.load(["own"], json.loads(raw), lambda _: {}, CPU)
+    assert repr(found.state) == repr(before)
 
 
 def test_nan_comes_back() -> None:
@@ -79,6 +107,9 @@ def test_the_state_of_numpys_generator_comes_back() -> None:
         ),
         ({object(): 1}, "thing: cannot store the key"),
         (np.array([object()]), "thing: cannot store a numpy.ndarray"),
+        ({"x": np.ma.array([1, 2], mask=[0, 1])}, "thing/x: cannot store a numpy.ma.*MaskedArray"),
+        ({"x": np.zeros(2, ">f4")}, r"thing/x: cannot store an array of dtype.*>f4.*astype"),
+        ({"x": np.zeros(2, np.longdouble)}, r"thing/x: cannot store an array of dtype.*astype"),
     ],
 )
 def test_what_cannot_be_stored_is_refused_by_name(value: Any, words: str) -> None:
