@@ -102,6 +102,11 @@ def _tensor(value: torch.Tensor, path: str, tensors: Tensors) -> Any:
         )
     if value.layout != torch.strided or value.is_quantized:
         raise StateError(f"{path}: cannot store a sparse or quantised tensor; make it dense")
+    if value.is_conj() or value.is_neg():  # its memory does not hold its numbers
+        raise StateError(
+            f"{path}: cannot store a tensor that torch conjugates or negates only when it is read; call "
+            ".resolve_conj().resolve_neg() before it is tracked"
+        )
     if dtype_name(value.dtype) not in ITEM_BYTES:
         raise StateError(
             f"{path}: cannot store a tensor of {value.dtype}; convert it, or leave it out of state_dict()"

@@ -105,9 +105,20 @@ def test_the_state_of_numpys_generator_comes_back() -> None:
             {"x": torch.empty(3, device="meta")},
             r"thing/x: this tensor is on the device meta.*to_empty",
         ),
+        (
+            {"x": torch.ones(2, dtype=torch.complex64).conj()},
+            r"thing/x: cannot store a tensor that torch conjugates.*resolve_conj",
+        ),
+        (
+            {"x": torch.ones(2, dtype=torch.complex64).conj().imag},
+            r"thing/x: cannot store a tensor that torch conjugates.*resolve_neg",
+        ),
         ({object(): 1}, "thing: cannot store the key"),
         (np.array([object()]), "thing: cannot store a numpy.ndarray"),
-        ({"x": np.ma.array([1, 2], mask=[0, 1])}, "thing/x: cannot store a numpy.ma.*MaskedArray"),
+        (
+            {"x": np.ma.array([1, 2], mask=[False, True])},
+            "thing/x: cannot store a numpy.ma.*MaskedArray",
+        ),
         ({"x": np.zeros(2, ">f4")}, r"thing/x: cannot store an array of dtype.*>f4.*astype"),
         ({"x": np.zeros(2, np.longdouble)}, r"thing/x: cannot store an array of dtype.*astype"),
     ],
