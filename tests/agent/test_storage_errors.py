@@ -32,6 +32,8 @@ CASES = [
     (AlreadyExistsError, (412, "PreconditionFailed"), errors.AlreadyExists, "it exists"),
     (AlreadyExistsError, (409, "ConditionalRequestConflict"), errors.Conflict, "409"),
     (AlreadyExistsError, (409, "BlobAlreadyExists"), errors.AlreadyExists, "it exists"),
+    (AlreadyExistsError, (409, "BlobImmutableDueToPolicy"), errors.Denied, "a legal hold"),
+    (AlreadyExistsError, (409, "SnapshotsPresent"), errors.Denied, "delete these"),
     (PermissionDeniedError, (403, "AccessDenied"), errors.Denied, "needs to read, write"),
     (PermissionDeniedError, (403, "ExpiredToken"), errors.Denied, "AWS_SESSION_TOKEN"),
     (PermissionDeniedError, (403, "RequestTimeTooSkewed"), errors.Unreachable, "set it"),

@@ -118,7 +118,14 @@ _FIXES = {
     "PermanentRedirect": "the bucket is in another region; set AWS_REGION",
     "AuthorizationHeaderMalformed": "the bucket is in another region; set AWS_REGION",
     "InvalidBucketName": "correct the bucket in checkpoint.uri",
+    "BlobImmutableDueToPolicy": (
+        "an immutability policy or a legal hold keeps it; Everstep deletes old checkpoints, so use a container"
+        " without one, or delete them yourself later"
+    ),
+    "SnapshotsPresent": "Azure deletes no blob that has snapshots; delete these",
 }
+_HELD = ("BlobImmutableDueToPolicy", "SnapshotsPresent")
+"""Azure answers these with 409. They do not pass by themselves."""
 _BUSY = ("SlowDown", "ServerBusy", "TooManyRequests", "RequestLimitExceeded")
 _CUT = ("RequestTimeout", "IncompleteBody")
 """S3 answers these with 400 if the connection was too slow or broke: the request may be repeated."""
@@ -156,6 +163,8 @@ def classify_error(error: BaseException, *, doing: str, where: str) -> StoreErro
         )
     if isinstance(error, FileNotFoundError) or name == "NotFoundError":
         return NotFound(f"{found}: there is no such object")
+    if code in _HELD:
+        return Denied(f"{found}: {_said(text, code, status)}; {_FIXES[code]}")
     if name in ("AlreadyExistsError", "PreconditionError", "NotModifiedError"):
         # S3: ConditionalRequestConflict; the winner is not decided yet. Azure answers 409, too, if
         # the object exists.
