@@ -11,7 +11,7 @@ from everstep_agent.checkpoint.commit import Committer
 from everstep_agent.checkpoint.parts import Part
 from everstep_agent.coordinator import last_save, members
 from everstep_agent.coordinator.background import Background
-from everstep_agent.coordinator.pending_saves import PendingSaves
+from everstep_agent.coordinator.pending_saves import FAILED, PendingSaves
 from everstep_agent.coordinator.saves import Saves
 from everstep_agent.peers.agent_report import State
 from everstep_agent.peers.epoch_level import Boundary
@@ -56,6 +56,20 @@ def test_a_part_that_will_not_come_gives_the_save_up_and_is_said_once() -> None:
     assert saves.add(part(10, rank=1, problem="no room")) == ""
     assert saves.pending(1) == []
     assert saves.why_given_up(1, 10) == "rank 1: no room"
+
+
+def test_a_part_that_comes_after_many_failed_saves_begins_no_save() -> None:
+    """Else the coordinator would wait for the rest of it, and make no further save by the clock."""
+    saves = PendingSaves()
+    for step in range(10, 70, 10):
+        saves.add(part(step, problem="no room"))
+    assert saves.add(part(10, rank=1)) == ""
+    assert saves.pending(1) == []
+    assert saves.parts(1, 10) == []  # it takes no memory
+    assert saves.why_given_up(1, 10) == "rank 0: no room"
+    for step in range(70, 10 * FAILED + 70, 10):
+        saves.add(part(step, problem="no room"))
+    assert saves.why_given_up(1, 10) == ""  # forgotten in the end
 
 
 def test_a_part_that_is_here_is_not_lost_because_another_pod_cannot_upload_its_copy() -> None:

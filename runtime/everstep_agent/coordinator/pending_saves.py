@@ -12,7 +12,11 @@ from everstep_contract.layout import name_ranks
 from everstep_contract.units import Mesh
 
 LACKING = 4
-"""Limit on remembered saves that lack a part; the part may still arrive."""
+"""Of how many saves that lack a part the other parts are kept; the part may still arrive."""
+FAILED = 64
+"""Limit on remembered saves that lack a part. If one were forgotten, a part that arrives later would
+look like the first of a new save, and no further save would be due until that one was complete.
+"""
 GIVEN_UP = 16
 """Limit on remembered saves that were given up."""
 Key = tuple[int, int]
@@ -33,11 +37,20 @@ class PendingSaves:
         if part.problem and known and not known.problem:
             return ""  # another agent could not upload its copy of a part that is here
         held[part.key] = part
-        if not part.problem or (known and known.problem) or not self._why_lacking(part.key[:2]):
+        if not self._why_lacking(part.key[:2]):
             return ""
-        lacking = sorted(k for k in self._parts if self._why_lacking(k))
-        self._parts = {k: v for k, v in self._parts.items() if k not in lacking[:-LACKING]}
+        self._forget_lacking()
+        if not part.problem or (known and known.problem):
+            return ""
         return f"no checkpoint of step {part.step}: rank {part.rank}: {part.problem}"
+
+    def _forget_lacking(self) -> None:
+        """Forget the parts of older saves that cannot complete, but not why they cannot."""
+        lacking = sorted(k for k in self._parts if self._why_lacking(k))
+        for key in lacking[:-LACKING]:
+            self._parts[key] = {k: p for k, p in self._parts[key].items() if p.problem}
+        for key in lacking[:-FAILED]:
+            del self._parts[key]
 
     def _why_lacking(self, key: Key) -> str:
         """Why the save cannot complete: a part failed, and no unit saves the full state."""
