@@ -102,6 +102,17 @@ def test_a_name_is_used_once_even_if_it_was_given_up() -> None:
     assert pins.ask(["first"], 2, index) == [], "a repeated request must not be reported"
 
 
+def test_a_name_that_stays_with_a_checkpoint_that_the_run_left_is_reported() -> None:
+    """The run went back to step 4, and saves step 6 again; the name of the former step 6 does not move."""
+    left, kept = commit(1, 6, pins=["best"]), commit(1, 4)
+    index, pins = LogIndex([claim(1), kept, left]), Pins()
+    assert pins.ask(["best"], 6, index) == []
+    index.add(claim(2, resume=kept, before=[claim(1)]))
+    (note,) = pins.ask(["best"], 6, index)
+    assert note.startswith("step 6 is not pinned as best: this name stays with the checkpoint")
+    assert pins.list_due(6, index) == []
+
+
 async def test_a_name_that_is_used_already_is_noted_once_not_once_for_each_rank() -> None:
     store, line = open_store("memory://", "", {}), logline.Log(io.StringIO())
     run_log = RunLog(store)

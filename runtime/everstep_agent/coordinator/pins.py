@@ -29,6 +29,11 @@ class Pins:
                     f"step {step} is not pinned as {name}: the run has pinned step {held.step} under this"
                     " name, and uses a name once"
                 )
+            elif not log.is_on_lineage(held.epoch, held.step):
+                notes.append(
+                    f"step {step} is not pinned as {name}: this name stays with the checkpoint of step {held.step} of"
+                    f" epoch {held.epoch}, from which the run does not continue; use another name"
+                )
         return notes
 
     def want(self, name: str, step: int) -> None:
