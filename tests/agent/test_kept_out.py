@@ -54,6 +54,20 @@ def test_workers_that_the_claim_names_and_that_did_not_enter_it_are_kept_out() -
     assert kept_out.list_kept_out([outside()], FIRST) == [], "this claim continues no epoch"
 
 
+@pytest.mark.parametrize(
+    ("reports", "may"),
+    [
+        ([outside()], False),
+        ([outside(), outside(2, joined=2)], True),
+        ([outside(), outside(2, joined=2, workers=(a_worker(state=State.PARKED),))], False),
+        ([outside(), inside()], False),
+    ],
+    ids=["joined a later one", "not yet inside", "cut", "inside"],
+)
+def test_who_may_still_enter_the_claimed_epoch(reports: list[AgentReport], may: bool) -> None:
+    assert kept_out.may_enter(reports, SECOND) is may
+
+
 def test_their_epoch_is_recovered_once_nobody_lives_in_the_claimed_one() -> None:
     assert rounds.find_unheard([outside()], NEXT, SECOND) == EPOCH
     assert rounds.find_unheard([outside()], None, SECOND) == EPOCH

@@ -13,6 +13,7 @@ import pytest
 from agent.gang import Gang, assert_exact
 from everstep import Job, run
 from everstep_agent.coordinator import regroup
+from everstep_agent.peers.agent_report import AgentReport
 from everstep_agent.pod import spawn
 from runtime import a_paced_script
 from runtime.test_regroup_agents import STEPS, a_script
@@ -47,19 +48,42 @@ async def assert_no_step_lost(gang: Gang) -> None:
     await assert_exact(gang, STEPS)
 
 
+def delay_reports(gang: Gang, slot: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this agent report three more times that it is in epoch 1 once it has entered epoch 2."""
+    pod = gang.agents[slot].pod
+    build, newest, left = pod.build_report, pod.build_report(time.monotonic()), 3
+
+    def build_late(now: float) -> AgentReport:
+        nonlocal newest, left
+        report = build(now)
+        if report.epoch == 2 and left:
+            left -= 1
+        else:
+            newest = report
+        return newest
+
+    monkeypatch.setattr(pod, "build_report", build_late)
+
+
 @pytest.mark.parametrize(
-    "late",
-    [pytest.param((1, 2), marks=pytest.mark.long), (2,)],
-    ids=["all survivors", "one of them"],
+    ("late", "delayed"),
+    [
+        pytest.param((1, 2), None, marks=pytest.mark.long),
+        pytest.param((2,), None, marks=pytest.mark.long),
+        ((2,), 1),
+    ],
+    ids=["all survivors", "one of them", "one of them, and the report of the other is late"],
 )
 async def test_survivors_that_cannot_enter_the_claimed_epoch_go_on_in_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: tuple[int, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: tuple[int, ...], delayed: int | None
 ) -> None:
     spawner = spawn.ForkSpawner(lambda: run(a_script, seed=2))
     monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
     async with Gang(tmp_path, 3, in_place=1, hang_seconds=60.0) as gang:
         joined = let_join_elsewhere(gang, late, monkeypatch)
         await gang.until(lambda s: s.step >= 5)
+        if delayed is not None:
+            delay_reports(gang, delayed, monkeypatch)
         os.kill(gang.worker(0), signal.SIGKILL)
         await gang.reports()
         assert tuple(joined) == late

@@ -38,6 +38,17 @@ def find_kept_out(
     return None
 
 
+def may_enter(reports: Iterable[AgentReport], claim: Claim) -> bool:
+    """Whether such workers may still enter the claimed epoch, which is published: their agent has
+    joined no later epoch, and nobody has cut them. It may have entered already, and its report is
+    on the way.
+    """
+    return any(
+        r.joined <= claim.epoch and all(w.state is not State.PARKED for w in r.workers)
+        for r in list_kept_out(reports, claim)
+    )
+
+
 def is_left_empty(report: AgentReport, known: EpochLevel | None, claim: Claim | None) -> bool:
     """Whether the agent was in the claimed epoch (which continues the known one) and holds no
     further state than that from which the epoch continues: it may have staged that.

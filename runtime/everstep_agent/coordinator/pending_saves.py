@@ -12,7 +12,7 @@ from everstep_contract.layout import name_ranks
 from everstep_contract.units import Mesh
 
 LACKING = 4
-"""Of how many saves that lack a part the other parts are kept; the part may still arrive."""
+"""How many saves that lack a part keep their other parts: the missing part may still arrive."""
 FAILED = 64
 """Limit on remembered saves that lack a part. If one were forgotten, a part that arrives later would
 look like the first of a new save, and no further save would be due until that one was complete.

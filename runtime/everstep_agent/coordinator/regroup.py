@@ -27,7 +27,7 @@ from everstep_agent.coordinator import (
 )
 from everstep_agent.coordinator.breaks import BELOW_MINIMUM, REPLICAS_DIFFER, Break
 from everstep_agent.coordinator.gather import adopt, judge_claim, log_epoch
-from everstep_agent.coordinator.kept_out import find_kept_out
+from everstep_agent.coordinator.kept_out import find_kept_out, may_enter
 from everstep_agent.coordinator.recover import (
     CAUSE_SECONDS,
     cause_of,
@@ -214,7 +214,7 @@ def _take_back(term: Term) -> bool:
     if claim is None or claim.epoch != term.running.number or term.running.in_place is None:
         return False
     held = find_kept_out(term.recent(), term.running, claim)
-    if held is None:
+    if held is None or may_enter(term.recent(), claim):
         return False
     adopt(term, held)
     return True
