@@ -9,6 +9,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,11 +113,13 @@ async def test_a_group_that_breaks_without_a_death_is_formed_anew_by_the_same_ra
         await assert_exact(gang, STEPS)
 
 
-def a_script_whose_second_group_connects_forever(job: Job) -> None:
+def a_script_whose_second_group_connects_forever(job: Job, folder: Path) -> None:
+    """Each rank that has met the others and connects makes a file."""
     make = forming._make
 
     def wait_forever(keys: Any, place: forming.Place, *more: Any) -> None:
         if place.epoch == 2:
+            (folder / f"connects-{place.rank}").touch()
             time.sleep(600)
         make(keys, place, *more)
 
@@ -127,13 +130,14 @@ def a_script_whose_second_group_connects_forever(job: Job) -> None:
 async def test_ranks_whose_former_group_still_connects_to_a_lost_rank_soon_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spawner = spawn.ForkSpawner(lambda: run(a_script_whose_second_group_connects_forever, seed=2))
+    script = partial(a_script_whose_second_group_connects_forever, folder=tmp_path)
+    spawner = spawn.ForkSpawner(lambda: run(script, seed=2))
     monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
     monkeypatch.setattr(regroup, "FORM_SECONDS", 600.0)
     async with Gang(tmp_path, 4, in_place=1, hang_seconds=60.0) as gang:
         await gang.until(lambda s: s.step >= 5)
         os.kill(gang.worker(3), signal.SIGKILL)
-        await gang.until(lambda s: s.epoch == 2)
+        await gang.until(lambda _: len([*tmp_path.glob("connects-*")]) == 3)
         os.kill(gang.worker(2), signal.SIGKILL)
         await gang.until(lambda s: any(not i.open for i in s.incidents))
         incident = gang.seen.incidents[0]
