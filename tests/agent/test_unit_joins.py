@@ -213,6 +213,13 @@ def test_of_a_unit_that_makes_no_progress_the_rank_that_is_stopped_is_cut_out():
     assert hung({}, OVERDUE, WAITS, WAITS) == []
 
 
+def test_a_rank_that_was_stopped_while_it_waited_does_not_wait_for_its_mate():
+    """Each of the two has learnt a limit of its own, and the mate's may be the shorter."""
+    still = WAITS | {"stopped": True}
+    assert hung(OVERDUE, still | {"overdue": 0.7}, WAITS, WAITS) == []
+    assert hung(OVERDUE, still | {"overdue": 1.0}, WAITS, WAITS) == [1]
+
+
 def test_a_rank_whose_mate_falls_silent_is_not_taken_for_the_one_that_hangs():
     assert hung(OVERDUE, WAITS, WAITS, WAITS) == [], "it may wait for its mate"
     late = {"overdue": 3.0}

@@ -255,7 +255,7 @@ async def test_a_rank_that_stops_is_cut_out_with_its_unit_and_named(
         await gang.until(lambda s: any(not i.open for i in s.incidents))
         (incident,) = gang.seen.incidents
         assert (incident.cause, incident.rung, incident.steps_lost) == ("NoProgress", "regroup", 0)
-        assert (incident.rank, incident.slot) == (1, 1)
+        assert (incident.rank, incident.slot) == (1, 1), incident.message
         await assert_exact(gang, await gang.suspend())
 
 

@@ -71,7 +71,7 @@ def list_hung(
     over = [r for r in ranks if r.worker.overdue >= (1 if r.worker.stopped_long else factor)]
     stopped = {r.unit for r in over if r.worker.stopped}
     named = [r for r in over if r.worker.stopped or r.unit not in stopped]
-    waiting = sum(r not in named and (r.worker.waiting or r.unit in stopped) for r in ranks)
+    waiting = sum(r not in named and (_waits(r.worker) or r.unit in stopped) for r in ranks)
     if waiting + len(named) < len(ranks) or len(named) > waiting:
         return ()
     waits = list_waits(r.worker for r in ranks if r not in named)
@@ -125,6 +125,11 @@ def _list_ranks(epoch: EpochLevel, reports: Iterable[tuple[AgentReport, float]])
         for w in r.workers
         if w.state is not State.DEAD
     ]
+
+
+def _waits(worker: WorkerReport) -> bool:
+    """A rank that a signal stopped while it waited holds up its unit like any other stopped rank."""
+    return worker.waiting and not worker.stopped
 
 
 def _extend_limit(ranks: Iterable[_Rank]) -> float:
