@@ -2,8 +2,9 @@
 
 JSON values stand for themselves. Everything else is an object with one key that begins with `$`:
 `$tensor` (name of a stored tensor), `$array` (the same, numpy), `$tuple`, `$dict` (pairs, for keys
-that are not strings, or whose order counts), `$counter`, `$float` (nan, inf, -inf), `$bytes`,
-`$complex`, `$scalar` (numpy), `$dtype`.
+that are not strings, or whose order counts), `$counter`, `$ordered` (an OrderedDict), `$default` (a
+defaultdict), `$named` (a named tuple), `$float` (nan, inf, -inf), `$bytes`, `$bytearray`, `$complex`,
+`$scalar` (numpy), `$dtype`.
 """
 
 import base64
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from everstep import containers
 from everstep.errors import StateError
 from everstep.sharded import is_sharded
 from everstep_contract.manifest import ITEM_BYTES
@@ -53,12 +55,13 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def encode(value: Any, path: str, tensors: Tensors, *, ordered: bool = False) -> Any:
+def encode(value: Any, path: str, tensors: Tensors, *, exact: bool = False) -> Any:
     """Encode `value` as a tree; its tensors are added to `tensors` under names that begin with `path`.
 
     Args:
-        ordered: keep the order of the keys of dicts. The documents that carry the tree sort the keys of
-            JSON objects, so a dict whose keys are not sorted becomes pairs.
+        exact: keep the order of the keys of dicts, and the types of the standard library's containers.
+            The documents that carry the tree sort the keys of JSON objects, so a dict whose keys are
+            not sorted becomes pairs.
 
     Raises:
         StateError: something cannot be stored; the message names its path.
@@ -70,14 +73,14 @@ def encode(value: Any, path: str, tensors: Tensors, *, ordered: bool = False) ->
     if isinstance(value, torch.Tensor):
         return _tensor(value, path, tensors)
     if isinstance(value, Mapping):
-        return _mapping(value, path, tensors, ordered)
+        return _mapping(value, path, tensors, exact)
     if isinstance(value, (list, tuple)):
         if _PLAIN.issuperset(map(type, value)):
             items: list[Any] = list(value)
         else:
-            items = [
-                encode(v, f"{path}/{i}", tensors, ordered=ordered) for i, v in enumerate(value)
-            ]
+            items = [encode(v, f"{path}/{i}", tensors, exact=exact) for i, v in enumerate(value)]
+        if exact and containers.is_named(value):
+            return {"$named": [*containers.describe_named(value), items]}
         return {"$tuple": items} if isinstance(value, tuple) else items
     return _other(value, path, tensors)
 
@@ -126,15 +129,23 @@ def _free_name(path: str, tensors: Tensors) -> str:
     return name
 
 
-def _mapping(value: Mapping[Any, Any], path: str, tensors: Tensors, ordered: bool) -> Any:
-    items = [(k, encode(v, f"{path}/{k}", tensors, ordered=ordered)) for k, v in value.items()]
+def _mapping(value: Mapping[Any, Any], path: str, tensors: Tensors, exact: bool) -> Any:
+    items = [(k, encode(v, f"{path}/{k}", tensors, exact=exact)) for k, v in value.items()]
     if isinstance(value, collections.Counter):
-        return {"$counter": [[encode(k, path, tensors), v] for k, v in items]}
+        return {"$counter": _pairs(items, path)}
+    if exact and isinstance(value, collections.OrderedDict):
+        return {"$ordered": _pairs(items, path)}
+    if exact and isinstance(value, collections.defaultdict):
+        return {"$default": [containers.name_factory(value, path), _pairs(items, path)]}
     if all(isinstance(k, str) and not k.startswith("$") for k, _ in items):
         found = dict(items)
-        if not ordered or list(found) == sorted(found):
+        if not exact or list(found) == sorted(found):
             return found
-    return {"$dict": [[_key(k, path), v] for k, v in items]}
+    return {"$dict": _pairs(items, path)}
+
+
+def _pairs(items: list[tuple[Any, Any]], path: str) -> list[list[Any]]:
+    return [[_key(k, path), v] for k, v in items]
 
 
 def _key(key: Any, path: str) -> Any:
@@ -148,7 +159,8 @@ def _key(key: Any, path: str) -> Any:
 def _other(value: Any, path: str, tensors: Tensors) -> Any:
     match value:
         case bytes() | bytearray():
-            return {"$bytes": base64.b64encode(value).decode()}
+            tag = "$bytes" if isinstance(value, bytes) else "$bytearray"
+            return {tag: base64.b64encode(value).decode()}
         case complex():
             return {"$complex": [value.real, value.imag]}
         case torch.dtype():
@@ -214,15 +226,25 @@ def _untag(
             return fetch(body).numpy()
         case "$tuple":
             return tuple(decode(item, fetch, device) for item in body)
+        case "$named":
+            module, name, fields, items = body
+            again = [decode(item, fetch, device) for item in items]
+            return containers.make_named(module, name, fields, again)
         case "$dict":
-            return {decode(k, fetch, device): decode(v, fetch, device) for k, v in body}
+            return dict(_decode_pairs(body, fetch, device))
         case "$counter":
-            counts = {decode(k, fetch, device): decode(v, fetch, device) for k, v in body}
-            return collections.Counter(counts)
+            return collections.Counter(dict(_decode_pairs(body, fetch, device)))
+        case "$ordered":
+            return collections.OrderedDict(_decode_pairs(body, fetch, device))
+        case "$default":
+            factory, pairs = containers.find_factory(body[0]), body[1]
+            return collections.defaultdict(factory, _decode_pairs(pairs, fetch, device))
         case "$float":
             return float(body)
         case "$bytes":
             return base64.b64decode(body)
+        case "$bytearray":
+            return bytearray(base64.b64decode(body))
         case "$complex":
             return complex(*body)
         case "$dtype":
@@ -230,3 +252,10 @@ def _untag(
         case "$scalar":
             return np.frombuffer(base64.b64decode(body[1]), dtype=body[0])[0]
     raise StateError(f"this version does not know {tag!r} in a state tree")
+
+
+def _decode_pairs(
+    pairs: list[list[Any]], fetch: Callable[[str], torch.Tensor], device: torch.device
+) -> Iterator[tuple[Any, Any]]:
+    for key, value in pairs:
+        yield decode(key, fetch, device), decode(value, fetch, device)

@@ -251,7 +251,7 @@ class Tracked:
         kind, thing = self.objects[name]
         value = self._state_of(name, kind, thing, own)
         # Keys of modules and optimizers are looked up in the tree, and their order has no meaning.
-        tree = state.encode(value, name, tensors, ordered=kind == "object")
+        tree = state.encode(value, name, tensors, exact=kind == "object")
         return {"kind": kind, "state": tree}
 
     def stays(self, name: str) -> bool:

@@ -3,13 +3,13 @@
 import collections
 import json
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
-from everstep import parameter_names, state
+from everstep import containers, parameter_names, state
 from everstep.errors import StateError
 from everstep.tracked import Tracked
 from everstep_contract import codec
@@ -41,7 +41,7 @@ def test_a_value_comes_back_as_it_was(value: Any) -> None:
 
 
 class Script:
-    """An object of a script, with state whose order counts."""
+    """An object of a script, with state of its own."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self.state = state
@@ -55,14 +55,62 @@ class Script:
 
 def test_the_keys_of_a_scripts_own_state_keep_their_order() -> None:
     before = {"queue": {"late": 1, "early": [{"b": 1, "a": 2}]}, "at": 3}
+    assert repr(through_a_checkpoint(before)) == repr(before)
+
+
+def through_a_checkpoint(before: dict[str, Any]) -> dict[str, Any]:
+    """The state of a script's object, as it comes back from a manifest."""
     tracked, tensors = Tracked(), state.Tensors()
     tracked.add("own", Script(before))
-    raw = codec.dumps(tracked.capture(tensors))  # as in a manifest
+    raw = codec.dumps(tracked.capture(tensors))
     found = Script({})
     new = Tracked()
     new.add("own", found)
-    new.load(["own"], json.loads(raw), lambda _: {}, CPU)
-    assert repr(found.state) == repr(before)
+    new.load(["own"], json.loads(raw), lambda _: dict(tensors), CPU)
+    return found.state
+
+
+class Best(NamedTuple):
+    step: int
+    loss: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        collections.OrderedDict(late=[1], early={}), collections.defaultdict(list, b=[1], a=[2]),
+        collections.defaultdict(None, {3: 4}), collections.defaultdict(int, {(1, 2): 3}),
+        bytearray(b"raw"), [collections.OrderedDict({2: "y", 1: "x"})],
+    ],
+)  # fmt: skip
+def test_the_containers_of_a_scripts_own_state_keep_their_types(value: Any) -> None:
+    found = through_a_checkpoint({"own": value})["own"]
+    assert repr(found) == repr(value)
+    assert type(found) is type(value)
+
+
+def test_a_named_tuple_comes_back_with_its_fields() -> None:
+    best = Best(3, torch.tensor([1.5]))
+    found = through_a_checkpoint({"best": best})["best"]
+    assert type(found) is Best
+    assert (found.step, found.loss.item()) == (3, 1.5)
+
+
+def test_a_named_tuple_whose_class_is_gone_or_has_changed_keeps_its_fields() -> None:
+    local = collections.namedtuple("local", ["step", "name"])
+    found = through_a_checkpoint({"own": local(3, "a")})["own"]
+    assert (found, found.name) == ((3, "a"), "a")
+    changed = containers.make_named(Best.__module__, "Best", ["epoch", "loss"], [1, 2.0])
+    assert (changed.epoch, changed.loss) == (1, 2.0)
+    elsewhere = containers.make_named("os", "system", ["command"], ["true"])
+    assert elsewhere.command == "true"
+
+
+def test_a_defaultdict_whose_missing_values_cannot_be_made_again_is_refused() -> None:
+    with pytest.raises(
+        StateError, match=r"own/counts: cannot store a defaultdict.*load_state_dict"
+    ):
+        through_a_checkpoint({"counts": collections.defaultdict(lambda: 7)})
 
 
 def test_nan_comes_back() -> None:
