@@ -36,6 +36,17 @@ def test_what_is_given_up_is_remembered_until_it_is_saved_anew() -> None:
     assert saves.unsaved(1) == {1}
 
 
+def test_a_part_that_is_sent_again_after_its_save_was_given_up_begins_no_save() -> None:
+    """Its agent did not get the answer. Else the coordinator would make no further save by the clock."""
+    saves = PendingSaves()
+    for rank in (0, 1):
+        saves.add(part(10, rank=rank))
+    saves.give_up((1, 10), "NaN or infinite values in model/0.weight")
+    saves.add(part(10, rank=1))
+    assert saves.pending(1) == []
+    assert saves.why_given_up(1, 10) == "NaN or infinite values in model/0.weight"
+
+
 def test_a_failed_share_is_no_news_once_a_unit_saves_the_full_state() -> None:
     saves, mesh = PendingSaves(), Mesh(shard=2)
     saves.add(part(10, rank=2, whole=True, lead=True))

@@ -5,6 +5,7 @@ two are logged. Given-up saves are remembered for the ranks that wait for that v
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from everstep_agent.checkpoint.commit_rules import find_whole
 from everstep_agent.checkpoint.parts import Part, PartKey
@@ -23,15 +24,28 @@ Key = tuple[int, int]
 """(epoch, step)"""
 
 
+@dataclass(frozen=True, slots=True)
+class _GivenUp:
+    reason: str
+    parts: tuple[Part, ...]
+
+
 class PendingSaves:
     def __init__(self) -> None:
         self._parts: dict[Key, dict[PartKey, Part]] = {}
-        self._given_up: dict[Key, str] = {}
+        self._given_up: dict[Key, _GivenUp] = {}
         self._unsaved: set[Key] = set()
         """(epoch, rank) of full-state saves that were given up."""
 
     def add(self, part: Part) -> str:
-        """Add a part. Returns the message to log, if any."""
+        """Add a part. Returns the message to log, if any.
+
+        A part of a save that was given up is sent again if its agent did not get the answer. It
+        begins no new save: its other parts would not follow.
+        """
+        gone = self._given_up.get(part.key[:2])
+        if gone is not None and part in gone.parts:
+            return ""
         held = self._parts.setdefault((part.epoch, part.step), {})
         known = held.get(part.key)
         if part.problem and known and not known.problem:
@@ -82,12 +96,13 @@ class PendingSaves:
         key = epoch, step
         if key in self._parts and not self._why_lacking(key):
             return ""
-        return self._given_up.get(key, "") or self._why_lacking(key)
+        gone = self._given_up.get(key)
+        return gone.reason if gone is not None else self._why_lacking(key)
 
     def give_up(self, key: Key, reason: str) -> None:
         parts = self._parts.pop(key, {})
         self._unsaved |= {(p.epoch, p.rank) for p in parts.values() if p.whole}
-        self._given_up[key] = reason
+        self._given_up[key] = _GivenUp(reason, tuple(parts.values()))
         for old in list(self._given_up)[:-GIVEN_UP]:
             del self._given_up[old]
 
