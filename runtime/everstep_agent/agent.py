@@ -185,7 +185,7 @@ class Agent:
         self.pod = Pod(
             context,
             spawner=self._spawner,
-            environ=worker_environ.build(self._environ),
+            environ=worker_environ.build(self._environ, self.settings.workers),
             relay=relay,
             on_part=self._delivery.wake,
             former=self._former,

@@ -61,7 +61,7 @@ def _run_everstep(system: str, plan: Plan, ranks: int, peers: Path) -> None:
     command += ["--store", plan.folder + "/store", str(HERE / "train_everstep.py")]
     _run([command], [_environ(plan)], plan.folder)
     load = [sys.executable, str(HERE / "load_everstep.py"), f"file://{plan.folder}/store/bench"]
-    _run([[*load, str(ranks)]], [worker_environ.build(_environ(plan))], plan.folder)
+    _run([[*load, str(ranks)]], [worker_environ.build(_environ(plan), ranks)], plan.folder)
 
 
 def _run_peer(system: str, plan: Plan, ranks: int, peers: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from everstep_agent import cores
 from everstep_agent.local.plan import Plan
 from everstep_agent.pod import spawn
 from everstep_agent.waiting import happens
@@ -142,9 +143,8 @@ def _build_settings(job: LocalJob, slot: int, attempt: int, memory: Path) -> env
 
 def build_environ(environ: dict[str, str], settings: env.AgentEnv, workers: int) -> dict[str, str]:
     """On one machine the ranks use loopback and share the cores that this process may use."""
-    cores = max(1, len(os.sched_getaffinity(0)) // max(1, workers))
     environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    environ.setdefault("OMP_NUM_THREADS", str(cores))
+    environ.setdefault("OMP_NUM_THREADS", str(cores.share_cores(workers)))
     return {**environ, **settings.to_env()}
 
 

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from everstep_agent.cgroups import MOUNTS, OWN, find_files
 from everstep_agent.pod.proc_stat import read_text
 
 RECENT_SECONDS = 5.0
@@ -25,28 +26,10 @@ class MemoryGroup:
     limit: Path
 
 
-def find_group(
-    mounts: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
-) -> MemoryGroup | None:
-    """The memory cgroup of this process; None: the kernel does not show one.
-
-    In a container, the root of the mount may be the container's own cgroup, whatever path `own`
-    names.
-    """
-    try:
-        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
-    except OSError:
-        return None
-    paths = {name: path for _, names, path in lines for name in names.split(",")}
-    if "memory" in paths:
-        top, path, files = mounts / "memory", paths["memory"], _V1
-    else:
-        top, path, files = mounts, paths.get("", "/"), _V2
-    for folder in (top / path.lstrip("/"), top):
-        group = MemoryGroup(events=folder / files[0], limit=folder / files[1])
-        if group.events.exists():
-            return group
-    return None
+def find_group(mounts: Path = MOUNTS, own: Path = OWN) -> MemoryGroup | None:
+    """The memory cgroup of this process; None: the kernel does not show one."""
+    found = find_files("memory", _V1, _V2, mounts, own)
+    return MemoryGroup(events=found[0], limit=found[1]) if found else None
 
 
 _V1 = ("memory.oom_control", "memory.limit_in_bytes")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from everstep_agent.cores import share_cores
 from everstep_contract import env
 
 TUNABLES = "GLIBC_TUNABLES"
@@ -15,9 +16,13 @@ copying them through the caches takes up to 1.5 times as long.
 """
 
 
-def build(environ: Mapping[str, str]) -> dict[str, str]:
-    """Everything but the job's token, and faster copies unless the user has tuned them."""
-    found = {k: v for k, v in environ.items() if k != env.PREFIX + "TOKEN"}
+def build(environ: Mapping[str, str], workers: int) -> dict[str, str]:
+    """Everything but the job's token. Unless the user has set them: a share of the container's cores
+    for each of the pod's workers, and faster copies.
+    """
+    found = {"OMP_NUM_THREADS": str(share_cores(workers))} | {
+        k: v for k, v in environ.items() if k != env.PREFIX + "TOKEN"
+    }
     tunables = found.get(TUNABLES, "")
     if STREAM_FROM not in tunables:
         ours = f"{STREAM_FROM}={STREAM_BYTES}"
