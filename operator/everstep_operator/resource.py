@@ -41,4 +41,8 @@ class Resource:
     cel: tuple[Rule, ...] = ()
     """Rules on the whole object; those on parts are in the models' `rules`."""
     scale: Scale | None = None
-    categories: tuple[str, ...] = ("all",)
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """`kubectl delete all --all` in one namespace also deletes cluster-scoped objects, in the whole cluster."""
+        return ("all",) if self.scope == "Namespaced" else ()

@@ -19,6 +19,12 @@ def test_they_fit_into_a_client_side_apply() -> None:
         assert len(crd.build_text(resource)) < crd.CLIENT_SIDE_APPLY_LIMIT / 2
 
 
+def test_only_kinds_of_a_namespace_belong_to_all() -> None:
+    """`kubectl delete all --all -n team` also deletes cluster-scoped objects of that category: nodes would be free."""
+    named = {r.kind: crd.build_crd(r)["spec"]["names"]["categories"] for r in crd.resources()}
+    assert named == {"ResilientTrainingJob": ["all"], "NodeQuarantine": []}
+
+
 def fields(schema: dict[str, Any], path: str = "") -> list[tuple[str, dict[str, Any]]]:
     found = [(path, schema)]
     for name, inner in (schema.get("properties") or {}).items():
