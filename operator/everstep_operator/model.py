@@ -314,8 +314,7 @@ class Recovery(UserInput):
     in_place: bool = Field(
         default=True,
         description="True: workers that survive a loss go on in the same step, and the lost one joins "
-        "them again. False: all restart from a checkpoint that they save first. On GPUs, workers that "
-        "divide a model restart in any case.",
+        "them again. False: all restart from a checkpoint that they save first.",
     )
     on_loss: OnLoss = Field(
         default=OnLoss.SHRINK,
