@@ -13,6 +13,7 @@ from everstep_kubectl.cluster import Cluster, ClusterError
 from everstep_kubectl.text import escape
 
 _FORMS = ("table", "json", "yaml")
+_JOB = "name of the job"
 
 
 def main() -> NoReturn:
@@ -108,7 +109,13 @@ class _Adding:
         )
         parser.set_defaults(module=module, function=function)
         if forms:
-            parser.add_argument("-o", "--output", choices=forms, default="table")
+            parser.add_argument(
+                "-o",
+                "--output",
+                choices=forms,
+                default="table",
+                help="form of the answer (default table)",
+            )
         return parser
 
 
@@ -123,14 +130,16 @@ def _common() -> argparse.ArgumentParser:
 def _add_reading(add: _Adding) -> None:
     status = add("status", "state, step, age of the last checkpoint", "status", forms=_FORMS)
     status.add_argument("job", nargs="?", metavar="JOB", help="one job at length")
-    status.add_argument("-A", "--all-namespaces", action="store_true")
+    status.add_argument(
+        "-A", "--all-namespaces", action="store_true", help="jobs of all namespaces"
+    )
     timeline = add("timeline", "one incident, one timeline", "timeline", forms=(*_FORMS, "png"))
-    timeline.add_argument("job", metavar="JOB")
+    timeline.add_argument("job", metavar="JOB", help=_JOB)
     timeline.add_argument("incident", nargs="?", metavar="INCIDENT", help="an id, or `last`")
     timeline.add_argument("--file", metavar="FILE", help="of the png (default JOB-timeline.png)")
     add("nodes", "which nodes are out of use, and why", "nodes", forms=_FORMS)
     why = add("why", "why a node is, or is not, in use", "nodes", "why", forms=_FORMS)
-    why.add_argument("node", metavar="NODE")
+    why.add_argument("node", metavar="NODE", help="name of the node")
 
 
 def _add_checkpoints(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -146,7 +155,13 @@ def _add_checkpoints(commands: Any, common: argparse.ArgumentParser) -> None:
         "checkpoints",
         "restore",
     )
-    restore.add_argument("--step", type=int, required=True, metavar="N")
+    restore.add_argument(
+        "--step",
+        type=_natural,
+        required=True,
+        metavar="N",
+        help="step of the checkpoint; `checkpoints ls` lists them",
+    )
     restore.add_argument(
         "--as", dest="new", required=True, metavar="NEWJOB", help="the new job's name"
     )
@@ -155,7 +170,7 @@ def _add_checkpoints(commands: Any, common: argparse.ArgumentParser) -> None:
         "unpin", "give a pin up, so that the checkpoint may be deleted", "checkpoints", "unpin"
     )
     for parser in (listing, verify, restore, unpin):
-        parser.add_argument("job", metavar="JOB")
+        parser.add_argument("job", metavar="JOB", help=_JOB)
         parser.add_argument(
             "--timeout",
             type=_seconds,
@@ -163,25 +178,25 @@ def _add_checkpoints(commands: Any, common: argparse.ArgumentParser) -> None:
             metavar="S",
             help="seconds that the pod may take (default 300)",
         )
-    unpin.add_argument("name", metavar="NAME")
+    unpin.add_argument("name", metavar="NAME", help="of the pin; `checkpoints ls` lists them")
 
 
 def _add_acting(add: _Adding) -> None:
     release = add("release", "release a node from quarantine", "nodes", "release")
-    release.add_argument("node", metavar="NODE")
+    release.add_argument("node", metavar="NODE", help="name of the node")
     _add_timeout(release, 30)
     for name, text in (
         ("suspend", "save, end the pods, keep the run"),
         ("resume", "continue a suspended job"),
     ):
         switch = add(name, text, "switch", name)
-        switch.add_argument("job", metavar="JOB")
+        switch.add_argument("job", metavar="JOB", help=_JOB)
         switch.add_argument(
             "--no-wait", action="store_true", help="return at once instead of waiting"
         )
         _add_timeout(switch, 300)
     checkpoint = add("checkpoint", "save a checkpoint now, and keep it under a name", "checkpoint")
-    checkpoint.add_argument("job", metavar="JOB")
+    checkpoint.add_argument("job", metavar="JOB", help=_JOB)
     checkpoint.add_argument(
         "--pin", required=True, metavar="NAME", help="lower-case letters, digits and '-'"
     )
@@ -190,17 +205,32 @@ def _add_acting(add: _Adding) -> None:
     )
     _add_timeout(checkpoint, 300)
     drill = add("drill", "delete one pod of a job that opted in, and watch the recovery", "drill")
-    drill.add_argument("job", metavar="JOB")
-    drill.add_argument("--slot", type=int, metavar="N", help="whose pod (default: the last slot's)")
+    drill.add_argument("job", metavar="JOB", help=_JOB)
+    drill.add_argument(
+        "--slot", type=_natural, metavar="N", help="whose pod, from 0 (default: the last slot's)"
+    )
     drill.add_argument(
         "--sudden", action="store_true", help="with one second of grace: no time to save"
     )
     _add_timeout(drill, 300)
     report = add("report", "a support bundle without secrets", "report")
-    report.add_argument("job", nargs="?", metavar="JOB")
+    report.add_argument(
+        "job", nargs="?", metavar="JOB", help="name of the job (default: all jobs of the namespace)"
+    )
     report.add_argument("--file", metavar="FILE", help="default everstep-report-<time>.tar.gz")
-    report.add_argument("--log-lines", type=int, default=2000, metavar="N")
-    report.add_argument("--operator-namespace", default="everstep-system", metavar="NAME")
+    report.add_argument(
+        "--log-lines",
+        type=_natural,
+        default=2000,
+        metavar="N",
+        help="the last N lines of each container's log (default 2000)",
+    )
+    report.add_argument(
+        "--operator-namespace",
+        default="everstep-system",
+        metavar="NAME",
+        help="where the operator runs (default everstep-system)",
+    )
 
 
 def _add_timeout(parser: argparse.ArgumentParser, seconds: float) -> None:
@@ -211,6 +241,12 @@ def _add_timeout(parser: argparse.ArgumentParser, seconds: float) -> None:
         metavar="S",
         help=f"seconds to wait (default {seconds:.0f})",
     )
+
+
+def _natural(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, 0 or more")
+    return int(text)
 
 
 def _seconds(text: str) -> float:

@@ -36,7 +36,8 @@ def plan_drill(job: Raw, slot: int | None) -> Target | Refused:
     status = job.get("status") or {}
     if (meta.get("annotations") or {}).get(ANNOTATION) != ALLOWED:
         return Refused(
-            message=f"{name} has not opted in: kubectl annotate rtj {name} {ANNOTATION}={ALLOWED}"
+            message=f"{name} has not opted in: kubectl annotate rtj -n {meta['namespace']} {name} "
+            f"{ANNOTATION}={ALLOWED}"
         )
     if not jobs.is_true(job, "Running") or jobs.is_true(job, "Recovering"):
         return Refused(message=f"{name} is {status.get('state')}: a drill needs a job that runs")

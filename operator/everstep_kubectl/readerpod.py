@@ -150,11 +150,25 @@ def describe_wait(pod: Raw) -> str:
     return ""
 
 
+def find_restore_problem(job: Raw, *, new: str, run: str) -> str:
+    """Which option of `restore` makes a job that cannot exist beside the old one; empty: none does."""
+    if problem := names.find_job_name_problem(new):
+        return f"--as: {problem}"
+    if new == job["metadata"]["name"]:
+        return f"--as: {new!r} is the old job: give the new one another name"
+    if problem := names.find_run_problem(run):
+        return f"--run: {problem}"
+    return ""
+
+
 def build_restored(job: Raw, *, new: str, run: str) -> Body:
-    """The job that continues from the fork: the old one's spec with another name and run."""
+    """The job that continues from the fork: the old one's spec with another name and run. The run exists, so
+    `ifRunExists: Refuse` would fail the job.
+    """
     spec = copy.deepcopy(dict(job["spec"]))
     spec["checkpoint"] = {**spec["checkpoint"], "run": run}
-    spec["checkpoint"].pop("pin", None)
+    for of_the_old in ("pin", "ifRunExists"):
+        spec["checkpoint"].pop(of_the_old, None)
     spec.pop("suspend", None)
     meta = job["metadata"]
     return {

@@ -18,15 +18,12 @@ from everstep_operator.model_template import PodTemplate
 from everstep_operator.resource import Column, Resource, Scale
 from everstep_operator.rules import Rule, UserInput
 
-NAME_LIMIT = 50
-"""A pod's name is <name>-<slot>-<attempt> and must fit a label value of 63 characters."""
 MOST_SLOTS = 4096
 MOST_SPARES = 64
 DEFAULT_SAVE_SECONDS = 300
 DEFAULT_REPLACE_SECONDS = 25
 LEAST_REPLACE_SECONDS = 10
 """A kubelet renews its node's lease every 10 s, so a shorter silence tells nothing."""
-RUN = "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,199})*$"
 SCHEMES = ("s3://", "gs://", "az://", "file:///")
 PLACE = "^(file:///[^?#%]*|(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._=@+-]{1,200})*/?)$"
 """What the agents accept as an address: nothing that a URL parser would remove, resolve or decode.
@@ -149,8 +146,8 @@ class Checkpoint(UserInput):
         ),
         Rule(
             at=".run",
-            cel=f"!has(self.run) || self.run.matches('{RUN}')",
-            check=lambda c: c.run is None or re.fullmatch(RUN, c.run) is not None,
+            cel=f"!has(self.run) || self.run.matches('{names.RUN}')",
+            check=lambda c: c.run is None or re.fullmatch(names.RUN, c.run) is not None,
             message="run may hold letters, digits, '_', '-', '.', and '/' between parts; "
             "no part begins with '.'",
         ),
@@ -183,7 +180,7 @@ class Checkpoint(UserInput):
     run: str | None = Field(
         default=None,
         min_length=1,
-        max_length=253,
+        max_length=names.RUN_LIMIT,
         description="Name of the run below uri: letters, digits, '_', '-', '.', and '/' between parts; "
         "default <namespace>/<name>.",
     )
@@ -500,12 +497,12 @@ RESOURCE = Resource(
     ),
     cel=(
         Rule(
-            cel=f"size(self.metadata.name) <= {NAME_LIMIT}",
-            message=f"metadata.name: use at most {NAME_LIMIT} characters, because pods are named "
+            cel=f"size(self.metadata.name) <= {names.JOB_NAME_LIMIT}",
+            message=f"metadata.name: use at most {names.JOB_NAME_LIMIT} characters, because pods are named "
             "<name>-<slot>-<attempt>",
         ),
         Rule(
-            cel="self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
+            cel=f"self.metadata.name.matches('{names.JOB_NAME}')",
             message="metadata.name: use lower-case letters, digits and '-' only (no dots), "
             "because it is part of pod names and labels",
         ),

@@ -38,6 +38,32 @@ PIN = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 """The name of a pinned checkpoint: a DNS label."""
 PIN_RULE = "lower-case letters, digits and '-', at most 63, the first and the last no '-'"
 
+JOB_NAME_LIMIT = 50
+"""A pod's name is <name>-<slot>-<attempt> and must fit a label value of 63 characters."""
+JOB_NAME = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+RUN = "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,199})*$"
+RUN_LIMIT = 253
+
+
+def find_job_name_problem(name: str) -> str:
+    """Why a job cannot have this name; empty if it can."""
+    if len(name) <= JOB_NAME_LIMIT and re.fullmatch(JOB_NAME, name):
+        return ""
+    return (
+        f"{name!r:.80} cannot name a job: use lower-case letters, digits and '-', at most {JOB_NAME_LIMIT}, "
+        "the first and the last no '-'"
+    )
+
+
+def find_run_problem(name: str) -> str:
+    """Why a job cannot have a run of this name; empty if it can."""
+    if len(name) <= RUN_LIMIT and re.fullmatch(RUN, name):
+        return ""
+    return (
+        f"{name!r:.80} cannot name a run: use letters, digits, '_', '-', '.', and '/' between parts, at most "
+        f"{RUN_LIMIT}; no part begins with '.'"
+    )
+
 
 def find_pin_problem(name: object) -> str:
     """Why a checkpoint cannot be pinned under this name; empty if it can."""

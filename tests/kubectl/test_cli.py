@@ -1,12 +1,15 @@
+import argparse
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from everstep_agent import command_line
 from everstep_kubectl import cli, cluster, incidents, picture
 from kubectl import recordings
 
@@ -37,6 +40,35 @@ def test_flags_of_kubectl_may_stand_before_and_behind_the_command() -> None:
         assert cli.build_parser().parse_args(words.split()).namespace == "a"
     for words in ("-n a checkpoints ls j", "checkpoints -n a ls j", "checkpoints ls -n a j"):
         assert cli.build_parser().parse_args(words.split()).namespace == "a"
+
+
+def list_options(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from list_options(inner)
+        else:
+            yield parser.prog, action
+
+
+@pytest.mark.parametrize("build", [cli.build_parser, command_line.build_parser])
+def test_help_explains_each_option_and_names_its_default(build: object) -> None:
+    assert callable(build)
+    for command, option in list_options(build()):
+        where = f"{command} {option.option_strings or option.dest}"
+        assert option.help, where
+        if option.default not in (None, True, False, argparse.SUPPRESS):
+            assert "default" in option.help, where
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["checkpoints restore j --as n --step -1", "drill j --slot -1", "report --log-lines -5"],
+)
+def test_a_negative_number_is_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.build_parser().parse_args(words.split())
+    assert "expected a whole number, 0 or more" in capsys.readouterr().err
 
 
 def test_without_a_command_it_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:

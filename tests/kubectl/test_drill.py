@@ -12,9 +12,10 @@ def a_job(**status: object) -> dict:
 
 
 def test_a_job_that_did_not_opt_in_is_left_alone() -> None:
-    refused = drill.plan_drill(recordings.job() | {"metadata": {"name": "tiny"}}, None)
+    metadata = {"name": "tiny", "namespace": "team"}
+    refused = drill.plan_drill(recordings.job() | {"metadata": metadata}, None)
     assert isinstance(refused, drill.Refused)
-    assert "kubectl annotate rtj tiny everstep.dev/drill=allowed" in refused.message
+    assert "kubectl annotate rtj -n team tiny everstep.dev/drill=allowed" in refused.message
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,11 @@
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from everstep_kubectl import readerpod
 from everstep_kubectl.cluster import ClusterError
+from everstep_kubectl.commands import checkpoints
 from everstep_kubectl.commands.checkpoints import parse_log
 from kubectl import recordings
 
@@ -144,3 +148,36 @@ def test_a_restored_job_is_the_old_one_under_another_name_and_run() -> None:
     assert new["spec"]["checkpoint"]["run"] == "default/tiny-from-400"
     assert "suspend" not in new["spec"], "the new job must not be suspended"
     assert "run" not in job["spec"]["checkpoint"], "the old job must not change"
+
+
+def test_a_restored_job_may_use_the_run_that_was_copied_for_it() -> None:
+    job = recordings.job()
+    job["spec"]["checkpoint"]["ifRunExists"] = "Refuse"
+    new = readerpod.build_restored(job, new="b", run="default/tiny-from-400")
+    assert "ifRunExists" not in new["spec"]["checkpoint"]
+
+
+@pytest.mark.parametrize(
+    ("new", "run", "named"),
+    [
+        ("My_Job", "r", "--as: 'My_Job' cannot name a job"),
+        ("a" * 51, "r", "--as: "),
+        ("tiny", "r", "--as: 'tiny' is the old job"),
+        ("b", "../other", "--run: '../other' cannot name a run"),
+        ("b", "a b", "--run: 'a b' cannot name a run"),
+        ("b", "r" * 254, "--run: "),
+    ],
+)
+def test_what_no_job_can_have_is_refused_before_anything_is_copied(
+    new: str, run: str, named: str
+) -> None:
+    """The cluster here can only be asked for the job."""
+    arguments: Any = SimpleNamespace(job="tiny", step=400, new=new, run=run)
+    cluster: Any = SimpleNamespace(get=lambda *_: SimpleNamespace(object=recordings.job))
+    with pytest.raises(ClusterError) as refused:
+        checkpoints.restore(arguments, cluster)
+    assert str(refused.value).startswith(named)
+
+
+def test_names_that_a_job_can_have_are_taken() -> None:
+    assert readerpod.find_restore_problem(recordings.job(), new="b" * 50, run="a/B_c.d") == ""

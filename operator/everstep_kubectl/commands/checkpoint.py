@@ -47,6 +47,6 @@ def _await(arguments: argparse.Namespace, cluster: Cluster, before: Object) -> i
     print(
         f"{arguments.job}: no checkpoint is pinned as {arguments.pin} after"
         f" {text.took(arguments.timeout)}; the request stays in the spec. To see why it takes so long: "
-        f"kubectl everstep status {arguments.job}"
+        f"kubectl everstep status -n {before['metadata']['namespace']} {arguments.job}"
     )
     return 1

@@ -42,6 +42,8 @@ def restore(arguments: argparse.Namespace, cluster: Cluster) -> int:
 
     job = cluster.get(JOBS, arguments.job).object()
     run = arguments.run or f"{readerpod.name_of_run(job)}-from-{arguments.step}"
+    if problem := readerpod.find_restore_problem(job, new=arguments.new, run=run):
+        raise ClusterError(problem)
     uri = job["spec"]["checkpoint"]["uri"].rstrip("/")
     command = ["fork", readerpod.run_of(job), "--step", str(arguments.step)]
     _, forked = _read(arguments, cluster, job, [*command, "--to", f"{uri}/{run}", "--json"])

@@ -49,7 +49,7 @@ def _watch(
         shown = _tell(job, shown)
     print(
         f"{arguments.job} had not recovered after {arguments.timeout:.0f} s: "
-        f"kubectl everstep status {arguments.job}"
+        f"kubectl everstep status -n {before['metadata']['namespace']} {arguments.job}"
     )
     return 1
 

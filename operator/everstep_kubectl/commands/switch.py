@@ -61,7 +61,7 @@ def _await(arguments: argparse.Namespace, cluster: Cluster, before: Object, want
     print(
         f"{arguments.job}: not {wanted} after {text.took(arguments.timeout)}; the request stays in the spec. "
         "To see why it takes so long: "
-        f"kubectl everstep status {arguments.job}"
+        f"kubectl everstep status -n {before['metadata']['namespace']} {arguments.job}"
     )
     return 1
 
