@@ -190,6 +190,33 @@ def test_a_namespace_whose_name_is_a_number_stays_text(helm: Path, tmp_path: Pat
     assert {"42", "43"} <= set(namespaces)
 
 
+def test_a_release_and_its_namespace_may_be_numbers(
+    helm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chart, "RELEASE", "123")
+    monkeypatch.setattr(chart, "NAMESPACE", "42")
+    monitors = ["serviceMonitor", "prometheusRule", "dashboard"]
+    values = [f"{name}.enabled=true" for name in monitors]
+    documents = read_documents(chart.render(helm, values=values))
+    for document in documents:
+        metadata = document["metadata"]
+        assert metadata.get("namespace", "42") in ("42", "kube-node-lease"), metadata
+        found = re.findall(r"'(?:namespace|app.kubernetes.io/instance)': (\w+)", str(document))
+        assert found == [], document["kind"]
+
+
+@pytest.mark.parametrize(
+    ("tag", "shown"),
+    [("0.2.0", ":0.2.0"), ("sha256:0a1b", "@sha256:0a1b"), ("0.2.0@sha256:0a", ":0.2.0@sha256:0a")],
+)
+def test_the_image_may_be_named_by_its_digest(helm: Path, tag: str, shown: str) -> None:
+    documents = read_documents(
+        chart.render(helm, values=[f"image.tag={tag}", "image.repository=r.example:5000/op"])
+    )
+    for name, pod in pods_of(documents).items():
+        assert pod["spec"]["containers"][0]["image"] == f"r.example:5000/op{shown}", name
+
+
 def test_the_files_that_a_lab_installs_are_what_helm_renders(helm: Path) -> None:
     outdated = chart.list_outdated(chart.render_files(helm))
     assert outdated == [], "run `python -m everstep_lab.chart`"

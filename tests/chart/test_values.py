@@ -36,6 +36,11 @@ WRONG = [
     ("observonly=false", "observonly"),
     ("networkPolicy.apiServerPorts={}", "apiServerPorts"),
     ("crds.keep=no-way", "keep"),
+    ("observeOnly=null", "observeOnly"),
+    ("crds.keep=null", "keep"),
+    ("exporter=null", "exporter"),
+    ("image.repository=registry:5000/operator:0.1.0", "repository"),
+    ("image.repository=operator@sha256:0a1b", "repository"),
     (
         "serviceMonitor.enabled=true,podMonitor.enabled=true",
         "serviceMonitor.enabled and podMonitor.enabled",
@@ -69,6 +74,27 @@ def test_every_value_is_described_and_has_the_default_that_values_yaml_has() -> 
         for part in path.split("."):
             found = found[part]
         assert found == each["default"], path
+
+
+def test_null_is_refused_where_it_would_mean_something_else_than_the_default() -> None:
+    """Helm removes a value that is null. Without `observeOnly` the policy was that of an armed operator, without
+    `crds.keep` an uninstall deleted all jobs. Without `resources` pods have none, which may be wanted.
+    """
+    schema = json.loads((chart.FOLDER / "values.schema.json").read_text())
+    for parent in (schema, *(each for _, each in leaves(schema) if "properties" in each)):
+        for name, each in parent["properties"].items():
+            if name in (*OF_A_DEPENDENCY, "resources"):
+                continue
+            needed = "properties" in each or each["default"] not in ("", [], {})
+            assert (name in parent.get("required", ())) is needed, name
+
+
+def test_null_is_as_good_as_an_empty_list(helm: Path) -> None:
+    empty = ("imagePullSecrets", "watchNamespaces", "extraArgs", "nodeSelector", "tolerations")
+    more = ("exporter.namespaces", "networkPolicy.exporterPorts", "monitoringLabels", "image.tag")
+    only = ["deployment.yaml", "networkpolicy.yaml"]
+    values = [f"{name}=null" for name in (*empty, *more, "key.existingSecret")]
+    assert chart.render(helm, only=only, values=values) == chart.render(helm, only=only)
 
 
 def test_the_readmes_table_is_that_of_the_schema() -> None:

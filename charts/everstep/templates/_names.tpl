@@ -3,7 +3,7 @@
 
 {{- define "everstep.labels" -}}
 app.kubernetes.io/name: everstep-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ include "everstep.labelValue" .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/part-of: everstep
@@ -21,11 +21,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | include "everstep.
 
 {{- define "everstep.selector" -}}
 app.kubernetes.io/name: everstep-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "everstep.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- $tag := .Values.image.tag | default .Chart.AppVersion -}}
+{{ .Values.image.repository }}{{ ternary "@" ":" (hasPrefix "sha256:" $tag) }}{{ $tag }}
 {{- end }}
 
 {{- define "everstep.keySecret" -}}
@@ -44,7 +45,7 @@ system:serviceaccount:{{ (index . 0).Release.Namespace }}:{{ index . 1 }}
 {{- define "everstep.operatorSubject" -}}
 - kind: ServiceAccount
   name: everstep-operator
-  namespace: {{ .Release.Namespace }}
+  namespace: {{ .Release.Namespace | quote }}
 {{- end }}
 
 {{- define "everstep.exporterNamespaces" -}}
