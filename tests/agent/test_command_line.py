@@ -136,6 +136,22 @@ def test_an_output_that_cannot_be_written_ends_in_no_traceback(tmp_path: Path, s
     assert done.returncode != 0
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_of_the_output_that_has_seen_enough_changes_no_status(
+    tmp_path: Path, unbuffered: str
+) -> None:
+    """`| head`. Images set PYTHONUNBUFFERED, with which a line is written when it is printed."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "everstep_agent.cli", "verify", str(tmp_path)],
+        stdout=writer, stderr=subprocess.PIPE, text=True, check=False,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+    )  # fmt: skip
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 def test_help_is_shown_where_not_every_character_can_be() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "everstep_agent.cli", "run", "--help"],

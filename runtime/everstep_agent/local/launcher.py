@@ -140,6 +140,10 @@ class Launcher:
                 os.makedirs(folder, exist_ok=True)
             except FileExistsError:
                 raise OSError(f"--store {folder}: it is a file, not a folder") from None
+            except OSError as error:
+                raise OSError(
+                    f"--store {folder}: cannot create the folder: {error.strerror}"
+                ) from None
 
     # --- the operator's part ---------------------------------------------------------------------
 

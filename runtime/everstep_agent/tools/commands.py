@@ -70,7 +70,13 @@ def _find_folder(to: str) -> Path:
 
 
 def _say(as_json: bool, value: object, table: str) -> None:
-    print(codec.dumps(value).decode() if as_json else table)
+    """Raises OSError if the output cannot be written. A reader that has seen enough (`| head`) is no error."""
+    try:
+        print(codec.dumps(value).decode() if as_json else table)
+    except BrokenPipeError:
+        pass
+    except OSError as error:
+        raise OSError(f"cannot write its output: {error.strerror}") from None
 
 
 def _verified(found: verify.Verified) -> dict[str, object]:
