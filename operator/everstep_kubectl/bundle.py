@@ -65,8 +65,8 @@ def build_texts(found: Sequence[Raw], quarantines: Sequence[Raw], now: float) ->
     for raw in found:
         name = raw["metadata"]["name"]
         texts[f"{name}.status.txt"] = jobs.render_job(jobs.build_job(raw, now), now)
-        built, running = build_incidents(raw, quarantines), jobs.is_true(raw, "Running")
-        texts[f"{name}.timeline.txt"] = timeline.render(name, built, running=running, now=now)
+        built, whole = build_incidents(raw, quarantines), jobs.is_whole(raw)
+        texts[f"{name}.timeline.txt"] = timeline.render(name, built, whole=whole, now=now)
     return texts
 
 

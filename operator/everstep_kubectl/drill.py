@@ -108,5 +108,5 @@ def render_result(job: Raw, incident: Incident, *, sudden: bool, now: float) -> 
     word = "passed: no step was lost" if lost == 0 else f"recovered, but {lost} steps were lost"
     if lost and sudden:
         word += " (no surviving rank held the state)"
-    shown = timeline.render(name, [incident], running=True, now=now)
+    shown = timeline.render(name, [incident], whole=True, now=now)
     return f"{shown}\n\ndrill {word}"

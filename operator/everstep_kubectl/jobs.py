@@ -153,6 +153,14 @@ def is_true(raw: Raw, kind: str) -> bool:
     return found is not None and found.get("status") == "True"
 
 
+def is_whole(raw: Raw) -> bool:
+    """Whether all wanted pods train. While a lost one has not come back, the others train, and its incident goes on."""
+    world = (raw.get("status") or {}).get("world") or {}
+    return is_true(raw, "Running") and int(world.get("ready") or 0) >= int(
+        world.get("desired") or 0
+    )
+
+
 def _problem(status: Raw) -> str:
     found = condition({"status": status}, "CheckpointHealthy")
     if found is None or found.get("status") != "False":
@@ -235,7 +243,7 @@ def _fields(job: Job, now: float) -> dict[str, object]:
         "alive": _alive(job),
         "how far": _how_far(job),
         "how safe": _how_safe(job, now),
-        "interrupted": f"{job.interruptions} times{f' ({causes})' if causes else ''}",
+        "interrupted": f"{text.many(job.interruptions, 'time')}{f' ({causes})' if causes else ''}",
         "recovery": _describe_recovery(job),
         "time": _describe_time(job.seconds),
         "run": job.run,

@@ -6,18 +6,18 @@ from everstep_kubectl import text
 from everstep_kubectl.incidents import UNFINISHED, Cost, Incident
 
 
-def render(job: str, incidents: Sequence[Incident], *, running: bool, now: float) -> str:
-    """`running`: whether the job trains now."""
+def render(job: str, incidents: Sequence[Incident], *, whole: bool, now: float) -> str:
+    """`whole`: whether all wanted pods of the job train now."""
     if not incidents:
         return f"{job}: no interruption so far"
-    return "\n\n".join(_one(i, running=running, now=now) for i in incidents)
+    return "\n\n".join(_one(i, whole=whole, now=now) for i in incidents)
 
 
-def _one(incident: Incident, *, running: bool, now: float) -> str:
+def _one(incident: Incident, *, whole: bool, now: float) -> str:
     began = text.clock(incident.started)
     head = f"{incident.id}  {incident.cause}  {began} ({text.age(incident.started, now)} ago)"
     fields = {
-        "state": describe_state(incident, running=running),
+        "state": describe_state(incident, whole=whole),
         "what": incident.message,
         "evidence": "\n".join(_evidence(incident)),
         "verdict": incident.verdict,
@@ -28,11 +28,11 @@ def _one(incident: Incident, *, running: bool, now: float) -> str:
     return "\n".join([head, text.block(fields), *_moments(incident), *_phases(incident)])
 
 
-def describe_state(incident: Incident, *, running: bool) -> str:
+def describe_state(incident: Incident, *, whole: bool) -> str:
     if not incident.open:
         whole = max((m.seconds for m in incident.moments), default=None)
         return "over" if whole is None else f"over, {text.took(whole)} after it began"
-    return "its end was not recorded; the job runs" if running else "going on"
+    return "its end was not recorded; the job runs" if whole else "going on"
 
 
 def _evidence(incident: Incident) -> list[str]:

@@ -1,5 +1,7 @@
 """What an engineer reads, rendered from the recordings."""
 
+import pytest
+
 import job_builders
 from everstep_kubectl import checkpoints, incidents, jobs, nodes, text, timeline
 from everstep_operator.jobs import statuspatch
@@ -117,7 +119,7 @@ def test_a_job_that_no_operator_has_seen_is_no_error() -> None:
 
 def test_a_timeline_answers_what_happened_and_what_it_cost() -> None:
     found = incidents.build_incidents(recordings.job(), recordings.quarantines())
-    shown = timeline.render("tiny", found[:1], running=True, now=NOW)
+    shown = timeline.render("tiny", found[:1], whole=True, now=NOW)
     lines = shown.splitlines()
     assert lines[0] == "inc-7b7c4a3c08  NodeLeaving  2026-11-21 22:07:07 UTC (3m ago)"
     assert "  state       over, 10.0 s after it began" in lines
@@ -132,14 +134,25 @@ def test_a_timeline_answers_what_happened_and_what_it_cost() -> None:
     assert lines[-1] == "  by the job's own clock: boundary 0.18 s, commit 0.07 s"
 
 
-def test_an_incident_without_an_end_is_going_on_only_while_the_job_does_not_run() -> None:
+def test_an_incident_without_an_end_is_going_on_only_while_the_job_is_not_whole() -> None:
     found = [i for i in incidents.build_incidents(recordings.job()) if i.open]
-    assert timeline.describe_state(found[0], running=False) == "going on"
-    assert "not recorded; the job runs" in timeline.describe_state(found[0], running=True)
+    assert timeline.describe_state(found[0], whole=False) == "going on"
+    assert "not recorded; the job runs" in timeline.describe_state(found[0], whole=True)
+
+
+@pytest.mark.parametrize(
+    ("ready", "running", "whole"), [(3, "True", True), (2, "True", False), (3, "False", False)]
+)
+def test_a_job_that_trains_without_a_lost_pod_is_not_whole(
+    ready: int, running: str, whole: bool
+) -> None:
+    """Recovery in place: the job is Running while the incident of the lost pod goes on."""
+    job = recordings.job(world={"ready": ready, "desired": 3})
+    assert jobs.is_whole(recordings.with_condition(job, "Running", running)) is whole
 
 
 def test_a_quiet_job_has_no_timeline() -> None:
-    assert timeline.render("tiny", (), running=True, now=NOW) == "tiny: no interruption so far"
+    assert timeline.render("tiny", (), whole=True, now=NOW) == "tiny: no interruption so far"
 
 
 def test_nodes_are_listed_with_verdict_and_why() -> None:

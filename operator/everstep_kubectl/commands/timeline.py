@@ -27,8 +27,8 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
     if arguments.output == "png":
         return _draw(arguments, found)
     now = time.time()  # noqa: TID251 ages are shown as of now
-    running = jobs.is_true(job, "Running")
-    show(arguments, found, lambda: timeline.render(arguments.job, found, running=running, now=now))
+    whole = jobs.is_whole(job)
+    show(arguments, found, lambda: timeline.render(arguments.job, found, whole=whole, now=now))
     return 0
 
 
