@@ -31,6 +31,11 @@ def test_a_folder_may_have_any_bytes_in_its_name() -> None:
     [
         ("", "r", "checkpoint.uri"),
         ("/data", "r", "it must begin with one of file://, s3://"),
+        (
+            "http://bucket/x",
+            "r",
+            "checkpoint.uri (in a command: --store, RUN or --to) 'http://bucket/x'",
+        ),
         ("http://bucket/x", "r", "it must begin with one of"),
         ("s3:///prefix", "r", "names no bucket"),
         ("file://host/data", "r", "file:///absolute/path"),

@@ -10,6 +10,8 @@ from everstep_agent.storage.errors import BadAddress
 
 _SEGMENT = re.compile(r"[A-Za-z0-9._=@+-]{1,200}")
 SCHEMES = ("file", "s3", "gs", "az", "memory")
+GIVEN = "checkpoint.uri (in a command: --store, RUN or --to)"
+"""Where an address comes from, for error messages."""
 _TRUE = ("1", "true", "yes", "on")
 
 
@@ -56,13 +58,13 @@ def parse_uri(uri: str, run: str = "") -> Address:
     try:
         parts = urlsplit(uri)
     except ValueError as error:
-        raise BadAddress(f"checkpoint.uri (--store) {uri!r}: {error}") from None
+        raise BadAddress(f"{GIVEN} {uri!r}: {error}") from None
     if parts.scheme not in SCHEMES:
         expected = ", ".join(f"{s}://" for s in SCHEMES[:-1])
-        raise BadAddress(f"checkpoint.uri (--store) {uri!r}: it must begin with one of {expected}")
+        raise BadAddress(f"{GIVEN} {uri!r}: it must begin with one of {expected}")
     if parts.query or parts.fragment:
         raise BadAddress(
-            f"checkpoint.uri (--store) {uri!r}: what follows ? or # has no meaning here; leave it out (in"
+            f"{GIVEN} {uri!r}: what follows ? or # has no meaning here; leave it out (in"
             " the name of a folder write %3F and %23)"
         )
     if run:
@@ -70,15 +72,13 @@ def parse_uri(uri: str, run: str = "") -> Address:
     below = unquote(parts.path, errors="surrogateescape")
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost") or not below.startswith("/"):
-            raise BadAddress(f"checkpoint.uri {uri!r}: a folder is written file:///absolute/path")
+            raise BadAddress(f"{GIVEN} {uri!r}: a folder is written file:///absolute/path")
         return Address(scheme="file", bucket=str(PurePosixPath(below)), prefix=run)
     if not parts.netloc and parts.scheme != "memory":
-        raise BadAddress(
-            f"checkpoint.uri {uri!r}: names no bucket; write {parts.scheme}://bucket/prefix"
-        )
+        raise BadAddress(f"{GIVEN} {uri!r}: names no bucket; write {parts.scheme}://bucket/prefix")
     prefix = "/".join(p for p in (below.strip("/"), run) if p)
     if prefix:
-        check_key(prefix, "checkpoint.uri and run")
+        check_key(prefix, f"{GIVEN} with the run's name")
     return Address(scheme=parts.scheme, bucket=parts.netloc, prefix=prefix)
 
 

@@ -16,7 +16,7 @@ from obstore.exceptions import BaseError
 
 from everstep_agent import aside
 from everstep_agent.storage import folder as folders
-from everstep_agent.storage.address import Address, build_s3_config, check_key
+from everstep_agent.storage.address import GIVEN, Address, build_s3_config, check_key
 from everstep_agent.storage.errors import (
     AlreadyExists,
     BadAddress,
@@ -248,7 +248,7 @@ def _require_parent(base: Path) -> None:
     # If even the parent folder is missing, the path is a mistake (a volume that is not mounted).
     if not base.parent.is_dir():
         raise BadAddress(
-            f"checkpoint.uri file://{base}: there is no folder {base.parent};"
+            f"{GIVEN} file://{base}: there is no folder {base.parent};"
             " mount the volume there or correct the path"
         )
 
