@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
 import aiohttp
+import yaml
 from kubernetes.aio import config
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
@@ -41,6 +42,11 @@ from everstep_operator.pacing import Bucket, Lane
 REQUEST_SECONDS = 30.0
 Object = dict[str, Any]
 JsonPatch = list[Object]
+
+_UNREADABLE = (config.ConfigException, yaml.YAMLError, OSError, ValueError, TypeError)
+"""What the official client raises for a kubeconfig that is missing, no YAML, or of another structure, and for
+certificates that cannot be read.
+"""
 
 
 class NoCluster(Exception):
@@ -129,11 +135,12 @@ class Kube:
                 await config.load_kube_config(path, client_configuration=configuration)  # type: ignore[no-untyped-call]
             else:
                 config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-        except config.ConfigException as error:
+            client = ApiClient(configuration)
+        except _UNREADABLE as error:
             raise NoCluster(
                 f"no cluster to connect to ({error}): set KUBECONFIG, or run in a pod with a service account"
             ) from None
-        return cls(ApiClient(configuration), Bucket(qps, burst), identity=identity)
+        return cls(client, Bucket(qps, burst), identity=identity)
 
     def build_other(self, identity: str, tokens: Tokens) -> "Kube":
         """A client of the same server with another identity: it uses that identity's tokens, and

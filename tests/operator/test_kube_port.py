@@ -177,6 +177,16 @@ async def test_without_a_cluster_it_says_what_to_set(tmp_path: Path) -> None:
         await Kube.connect(kubeconfig=str(tmp_path / "absent"))
 
 
+@pytest.mark.parametrize("written", ["{", "text", "[]", "{clusters: 3, current-context: x}"])
+async def test_a_kubeconfig_that_cannot_be_read_is_told_without_a_traceback(
+    tmp_path: Path, written: str
+) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(written)
+    with pytest.raises(kube.NoCluster, match="set KUBECONFIG"):
+        await Kube.connect(kubeconfig=str(path))
+
+
 async def test_whoever_lost_the_lease_writes_nothing_and_may_still_read(
     server: Server, port: Kube
 ) -> None:
