@@ -17,7 +17,7 @@ setup: ## Make .venv with everything needed (Python >= 3.11 is all that must be 
 
 .PHONY: demo
 demo: setup ## Lose two GPUs under a real training job and compare with an undisturbed run
-	@$(BIN)/python e2e/demo/run.py $(ARGS)
+	@$(BIN)/python e2e/demo/run.py
 
 .PHONY: test
 test: setup ## Run all tests, those on the lab too (PYTEST_ARGS='-k …' to choose)
