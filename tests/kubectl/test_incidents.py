@@ -1,6 +1,6 @@
 import pytest
 
-from everstep_kubectl import incidents
+from everstep_kubectl import devices, incidents
 from kubectl import recordings
 
 
@@ -145,3 +145,12 @@ def test_gpus_are_counted_over_all_pods_and_a_job_without_any_by_its_pods() -> N
     assert incidents.count_gpus(job) == 6
     container["resources"] = {}
     assert incidents.count_gpus(job) == 2
+
+
+@pytest.mark.parametrize(
+    ("written", "gpus"),
+    [(8, 8), ("8", 8), ("1k", 1000), ("one", 0), ("0.5", 0), ("-1", 0), ("", 0)],
+)
+def test_a_number_of_gpus_that_cannot_be_read_counts_as_none(written: object, gpus: int) -> None:
+    """A template may hold any text: one job must not hide all others. The API server writes 1000 as 1k."""
+    assert devices.count_gpus({"nvidia.com/gpu": written}) == gpus
