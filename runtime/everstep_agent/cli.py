@@ -4,6 +4,7 @@ has set the environment, it is the pod's agent.
 
 import argparse
 import dataclasses
+import importlib.util
 import io
 import os
 import signal
@@ -20,6 +21,10 @@ LAST_WORDS_SECONDS = 10.0
 """How long a blocked terminal may take to accept the last lines of a run on one machine. Then the
 process ends without them.
 """
+
+STORE_NEEDS = ("obstore", "blake3", "xxhash")
+"""Packages of the extra `runtime` without which no command can read a run."""
+RUN_NEEDS = (*STORE_NEEDS, "numpy", "torch")
 
 
 def main() -> NoReturn:
@@ -89,6 +94,17 @@ def _find_folder_problem() -> str:
     return ""
 
 
+def find_missing(packages: Sequence[str]) -> str:
+    """Which packages are not installed, and what to do; empty: all are. Imports none of them."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if not missing:
+        return ""
+    return (
+        f"{', '.join(missing)} not installed for {sys.executable}: install Everstep with its extra `runtime` (in a "
+        "checkout: pip install '.[runtime]'; in an image: see examples/README.md)"
+    )
+
+
 def _run(arguments: argparse.Namespace, args: list[str]) -> int:
     if env.in_cluster(os.environ):
         # A container's first process ignores SIGTERM until it has a handler. A blocked signal waits for the agent's.
@@ -97,6 +113,8 @@ def _run(arguments: argparse.Namespace, args: list[str]) -> int:
             return _run_agent(arguments, args, output)
     if not os.path.isfile(arguments.script):
         return _refuse(_no_script(arguments.script))
+    if problem := find_missing(RUN_NEEDS):
+        return _refuse(problem)
     from everstep_agent.local import launcher
     from everstep_agent.local.plan import build_plan, find_size_problem
 
@@ -129,8 +147,6 @@ def _run(arguments: argparse.Namespace, args: list[str]) -> int:
 
 
 def _run_agent(arguments: argparse.Namespace, args: list[str], output: line_writer.Output) -> int:
-    from everstep_agent import agent
-
     script = arguments.script
     try:
         settings = env.AgentEnv.from_env(os.environ)
@@ -144,6 +160,10 @@ def _run_agent(arguments: argparse.Namespace, args: list[str], output: line_writ
         )
     if not os.path.isfile(script):
         return _report_for_good(settings, _no_script(script))
+    if problem := find_missing(RUN_NEEDS):
+        return _report_for_good(settings, problem)
+    from everstep_agent import agent
+
     return agent.run_agent(settings, script, args, dropped=lambda: output.dropped)
 
 
@@ -180,6 +200,8 @@ def _no_script(script: str) -> str:
 
 
 def _read(arguments: argparse.Namespace) -> int:
+    if problem := find_missing(STORE_NEEDS):
+        return _refuse(problem)
     import asyncio
 
     from everstep_agent.tools import commands

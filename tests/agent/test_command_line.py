@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from everstep_agent import cli, command_line
-from everstep_contract import env
+from everstep_contract import env, report
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon"])
@@ -92,6 +92,40 @@ def test_options_that_a_pod_does_not_use_are_told(tmp_path: Path) -> None:
         "everstep: --mesh, --no-in-place in a pod's command: no effect; the job's spec sets it",
         "everstep: there is no script '/nowhere/train.py'",
     ]
+
+
+@pytest.mark.parametrize("given", [["run", "train.py"], ["verify", "everstep-store/train"]])
+def test_everstep_without_its_runtime_says_what_to_install(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    given: list[str],
+) -> None:
+    """As after `pip install .`, which is enough for the kubectl plugin."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.setattr(cli, "RUN_NEEDS", ("json", "absent"))
+    monkeypatch.setattr(cli, "STORE_NEEDS", ("json", "absent"))
+    assert cli.run(given) == 2
+    assert "everstep: absent not installed for " in (said := capsys.readouterr().err)
+    assert "pip install '.[runtime]'" in said
+
+
+def test_an_image_without_the_runtime_fails_the_job_and_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = env.AgentEnv(
+        job="ns/j", job_uid="u", slot=0, attempt=0, token="t", pod_ip="127.0.0.1", uri="file:///s", run="r",
+        memory=str(tmp_path), termination_log=str(tmp_path / "log"),
+    )  # fmt: skip
+    monkeypatch.setattr(cli, "RUN_NEEDS", ("absent",))
+    for name, value in settings.to_env().items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "train.py").write_text("")
+    status = cli._run_agent(command_line.parse(["run", f"{tmp_path}/train.py"]), [], None)  # type: ignore[arg-type]
+    found = report.decode((tmp_path / "log").read_bytes())
+    assert (found.cause, status) == (report.Cause.SCRIPT_ERROR, found.exit_code())
+    assert "absent not installed" in found.message
 
 
 def test_an_argument_of_the_script_is_not_taken_for_the_beginning_of_an_option(
