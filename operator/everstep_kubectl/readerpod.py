@@ -38,6 +38,7 @@ def build_pod(job: Raw, arguments: Sequence[str], *, seconds: float, suffix: str
     template = job["spec"]["workers"]["template"]
     spec: Body = copy.deepcopy(dict(template.get("spec") or {}))
     trainer = find_trainer(spec.get("containers") or [])
+    devices = _list_devices(trainer.get("resources") or {})
     for name in DROPPED:
         trainer.pop(name, None)
     trainer |= {
@@ -53,6 +54,7 @@ def build_pod(job: Raw, arguments: Sequence[str], *, seconds: float, suffix: str
         "restartPolicy": "Never",
         "activeDeadlineSeconds": max(1, round(seconds)),
         "automountServiceAccountToken": False,
+        "tolerations": _tolerate(spec.get("tolerations") or [], devices),
     }
     add_restrictions(spec)
     return {
@@ -74,6 +76,18 @@ def program_of(command: Sequence[str]) -> str:
     """The job's own `everstep`, with its path if it has one."""
     first = str(command[0]) if command else ""
     return first if first.rsplit("/", 1)[-1] == "everstep" else "everstep"
+
+
+def _list_devices(resources: Raw) -> list[str]:
+    return [name for name in resources.get("limits") or {} if "/" in name]
+
+
+def _tolerate(own: Sequence[Body], devices: Sequence[str]) -> list[Body]:
+    """The template's tolerations, and one for the taint that is named after each device. Kubernetes adds it to pods
+    that request the device (ExtendedResourceToleration, as on GKE), and a nodeSelector may leave only nodes with
+    the taint.
+    """
+    return [*own, *({"key": name, "operator": "Exists"} for name in devices)]
 
 
 def _without_devices(resources: Raw) -> Body:

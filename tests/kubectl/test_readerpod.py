@@ -28,6 +28,16 @@ def test_it_has_the_jobs_keys_and_image_and_no_gpu() -> None:
     }
 
 
+def test_it_may_run_on_the_nodes_that_the_jobs_selector_leaves() -> None:
+    """GPU nodes of many clusters have the taint nvidia.com/gpu. Kubernetes adds the toleration only to pods with GPUs:
+    the reader found no node if the template has a nodeSelector for GPU nodes.
+    """
+    own = {"key": "team", "operator": "Exists"}
+    found = a_pod(tolerations=[own], nodeSelector={"cloud.google.com/gke-accelerator": "h100"})
+    assert found["spec"]["tolerations"] == [own, {"key": "nvidia.com/gpu", "operator": "Exists"}]
+    assert a_pod(containers=[{"name": "trainer", "image": "t"}])["spec"]["tolerations"] == []
+
+
 def test_it_has_what_opens_the_store_to_the_jobs_pods() -> None:
     """Azure's workload identity and network policies go by labels, service meshes by annotations."""
     job = recordings.job()
