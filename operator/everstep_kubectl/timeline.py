@@ -30,8 +30,8 @@ def _one(incident: Incident, *, whole: bool, now: float) -> str:
 
 def describe_state(incident: Incident, *, whole: bool) -> str:
     if not incident.open:
-        whole = max((m.seconds for m in incident.moments), default=None)
-        return "over" if whole is None else f"over, {text.took(whole)} after it began"
+        lasted = max((m.seconds for m in incident.moments), default=None)
+        return "over" if lasted is None else f"over, {text.took(lasted)} after it began"
     return "its end was not recorded; the job runs" if whole else "going on"
 
 
