@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from everstep_contract import levels
-from everstep_operator.jobs import gang, observe
+from everstep_operator.jobs import deadlines, gang, observe
 from everstep_operator.jobs.actions import CreatePod, DeletePod, Plan
+from everstep_operator.jobs.clocks import Clocks, measure
 from everstep_operator.jobs.conditions import find_condition
 from everstep_operator.jobs.observed import Observed, Pod, Refusal, Rival
 from everstep_operator.jobs.plan import plan
@@ -97,6 +98,27 @@ def test_it_waits_for_gang_seconds_anew_after_each_try_and_the_pauses_grow() -> 
     assert pauses[:3] == sorted(pauses[:3])
     assert all(30 <= p <= 1200 for p in pauses)
     assert len({gang.build_pause(f"uid-{n}", 1) for n in range(20)}) == 20
+
+
+def test_a_job_that_gets_room_after_a_long_wait_is_not_short_of_it_at_once() -> None:
+    """The scheduler places one pod after another, and the first one wakes the operator."""
+    clocks, placed = Clocks(), half_placed(waited=7200)
+    nowhere = replace(placed.pods[1], slot=0, name="lm-0-1", uid="uid-0-1")
+    waiting = replace(placed, pods=(nowhere, placed.pods[1]))
+    assert gang.decide_gang(measure(clocks, waiting, 0.0), NOW) is None
+    first = plan(measure(clocks, placed, 1.0), NOW + 1)
+    assert not first.counts
+    assert first.wake_after == pytest.approx(300 + deadlines.MARGIN_SECONDS)
+    assert gang.decide_gang(measure(clocks, placed, 300.0), NOW + 300) is None
+    assert gang.decide_gang(measure(clocks, placed, 301.0), NOW + 301) is not None
+
+
+def test_a_gang_that_loses_a_pod_before_it_trains_waits_for_another_one() -> None:
+    clocks, short = Clocks(), half_placed(waited=7200)
+    complete = replace(short, pods=(short.pods[0], a_pod(1, running_since=None)))
+    assert gang.decide_gang(measure(clocks, complete, 0.0), NOW) is None
+    assert gang.decide_gang(measure(clocks, short, 600.0), NOW + 600) is None
+    assert gang.decide_gang(measure(clocks, short, 900.0), NOW + 900) is not None
 
 
 def test_enough_pods_for_min_replicas_are_kept() -> None:

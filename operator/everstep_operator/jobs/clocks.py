@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from everstep_contract.levels import Scope
-from everstep_operator.jobs import starts
+from everstep_operator.jobs import gang, starts
 from everstep_operator.jobs.observed import Observed, Pod
 from everstep_operator.values import NodeState
 
@@ -26,6 +26,10 @@ class Clocks:
         self._since[kind] = since
         return {name: max(0.0, now - began) for name, began in since.items()}
 
+    def read_one(self, kind: str, present: bool, now: float) -> float:
+        """The same for a state of the job; 0: it is not in this state."""
+        return self.read(kind, ["job"] if present else [], now).get("job", 0.0)
+
 
 def measure(clocks: Clocks, observed: Observed, now: float) -> Observed:
     """The observation, completed with how long its pods have waited and for what."""
@@ -37,15 +41,16 @@ def measure(clocks: Clocks, observed: Observed, now: float) -> Observed:
         starting_for=clocks.read("starting", _list_starting(clocks, observed, now), now),
         unplaced_for=clocks.read("unplaced", unplaced, now),
         suspected_for=clocks.read("suspected", suspected, now),
-        steps_for=clocks.read("steps", _list_stepping(observed), now).get("job", 0.0),
+        steps_for=clocks.read_one("steps", _takes_steps(observed), now),
+        short_for=clocks.read_one("short", gang.is_short(observed), now),
     )
 
 
-def _list_stepping(observed: Observed) -> list[str]:
-    """["job"] if the job takes steps: in an evaluation or a pause no step ends, so none is saved."""
+def _takes_steps(observed: Observed) -> bool:
+    """In an evaluation or a pause no step ends, so none is saved."""
     members = observed.seen.members if observed.seen is not None else ()
     apart = any(m.scope in (Scope.EVALUATE, Scope.PAUSE) for m in members)
-    return ["job"] if observed.running and not apart else []
+    return observed.running and not apart
 
 
 def _list_starting(clocks: Clocks, observed: Observed, now: float) -> list[str]:

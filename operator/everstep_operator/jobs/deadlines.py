@@ -55,8 +55,8 @@ def _of_job(observed: Observed, now: float) -> Iterator[float]:
             yield (to_seconds(failure.at) or 0.0) + starts.FORGET_SECONDS
         if (since := to_seconds(record.leaving_since)) is not None:
             yield since + spec.recovery.drain_timeout_seconds
-    if gang.list_held(observed) and (since := waiting.find_since(observed)) is not None:
-        yield since + spec.recovery.gang_seconds
+    if gang.is_short(observed) and (since := waiting.find_since(observed)) is not None:
+        yield max(since, now - observed.short_for) + spec.recovery.gang_seconds
 
 
 def _of_pods(observed: Observed, now: float) -> Iterator[float]:

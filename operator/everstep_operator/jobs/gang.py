@@ -34,12 +34,12 @@ def decide_gang(observed: Observed, now: float) -> GiveBack | None:
     spec = observed.job.spec
     assert spec is not None
     held, wanted = list_held(observed), spec.workers.least
-    if observed.running or not 0 < len(held) < wanted or not _lacks_room(observed, now):
+    if observed.running or not is_short(observed) or not _lacks_room(observed, now):
         return None
     if observed.seen is not None and observed.seen.storage_error is not None:
         return None
     since, limit = waiting.find_since(observed), spec.recovery.gang_seconds
-    if since is None or now - since < limit:
+    if since is None or min(now - since, observed.short_for) < limit:
         return None
     reason, words = waiting.describe_wait(observed, membership.build_records(observed), now)
     text = (
@@ -47,6 +47,12 @@ def decide_gang(observed: Observed, now: float) -> GiveBack | None:
         f"a node within {limit} s (recovery.gangSeconds; {reason}: {words})"
     )
     return GiveBack(message=text)
+
+
+def is_short(observed: Observed) -> bool:
+    """Whether the job holds nodes, and for fewer pods than it needs."""
+    spec = observed.job.spec
+    return spec is not None and 0 < len(list_held(observed)) < spec.workers.least
 
 
 def list_held(observed: Observed) -> list[Pod]:

@@ -174,6 +174,10 @@ class Observed:
     """Seconds for which the job has trained without an evaluation or a pause, as observed by this
     process.
     """
+    short_for: float = math.inf
+    """Seconds for which the job has held nodes for some pods, and for fewer than it needs, as observed by
+    this process.
+    """
     judged: bool = True
     """The nodes have been judged since this process began to act, so a node without a verdict is
     healthy.
