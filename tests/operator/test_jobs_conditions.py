@@ -66,3 +66,22 @@ def test_a_checkpoint_is_late_only_if_the_job_takes_steps() -> None:
     steps = [reason(at, Scope.STEP) for at in (1800, 1850, 1870)]
     assert steps == ["CheckpointCommitted", "CheckpointCommitted", "CheckpointLate"]
     assert reason(1900, Scope.PAUSE) == "CheckpointLate", "another pause repairs nothing"
+
+
+def test_a_job_that_trains_again_after_a_night_has_an_interval_for_its_first_save() -> None:
+    """A coordinator makes its first save by the clock `everySeconds` (60) after all ranks have started."""
+    spec = a_spec(checkpoint={"uri": "s3://bucket/folder", "everySeconds": 60})
+    night, clocks, status = 30_000, Clocks(), a_status()
+
+    def reason(at: float, *, running: bool) -> str:
+        nonlocal status
+        ref = CheckpointRef(epoch=1, step=25, age_ms=round((night + at) * 1000))
+        observed = an_observation(
+            job=a_job(spec, status=status), seen=a_seen(committed=ref, running=running)
+        )
+        status = plan(measure(clocks, observed, at), NOW + at).status
+        return condition(status, "CheckpointHealthy").reason
+
+    assert reason(0, running=False) == "CheckpointCommitted"
+    found = [reason(at, running=True) for at in (10, 80, 130, 140)]
+    assert found == ["CheckpointCommitted"] * 3 + ["CheckpointLate"]

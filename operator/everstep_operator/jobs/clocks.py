@@ -42,8 +42,14 @@ def measure(clocks: Clocks, observed: Observed, now: float) -> Observed:
         unplaced_for=clocks.read("unplaced", unplaced, now),
         suspected_for=clocks.read("suspected", suspected, now),
         steps_for=clocks.read_one("steps", _takes_steps(observed), now),
+        running_for=clocks.read_one("running", _trained(observed), now),
         short_for=clocks.read_one("short", gang.is_short(observed), now),
     )
+
+
+def _trained(observed: Observed) -> bool:
+    """According to the job's last report, however old: to miss an answer starts no new epoch."""
+    return observed.seen is not None and observed.seen.running
 
 
 def _takes_steps(observed: Observed) -> bool:

@@ -364,14 +364,16 @@ def _as_before(old: Condition) -> ConditionDraft:
 
 def _late(observed: Observed, newest: CheckpointStatus) -> str:
     """Why the newest checkpoint is too old; empty if it is not. After an evaluation or a pause, in
-    which no step was taken, the next one has some time to come.
+    which no step was taken, the next one has some time to come. A job that trains again after it had stopped
+    makes it after an interval.
     """
     spec, old = observed.job.spec, find_condition(observed.job.status, "CheckpointHealthy")
     every = spec.checkpoint.save_seconds if spec else 0
     if not every or newest.age_seconds <= STALE_INTERVALS * every + STALE_GRACE_SECONDS:
         return ""
     stands = old is not None and old.reason == "CheckpointLate"
-    if observed.steps_for <= STALE_GRACE_SECONDS and not stands:
+    soon = observed.running_for <= every + STALE_GRACE_SECONDS
+    if (soon or observed.steps_for <= STALE_GRACE_SECONDS) and not stands:
         return ""
     return (
         f"no checkpoint has been committed for more than {STALE_INTERVALS} intervals of {every} s "

@@ -174,6 +174,8 @@ class Observed:
     """Seconds for which the job has trained without an evaluation or a pause, as observed by this
     process.
     """
+    running_for: float = math.inf
+    """Seconds for which the job has trained according to its reports, as observed by this process."""
     short_for: float = math.inf
     """Seconds for which the job has held nodes for some pods, and for fewer than it needs, as observed by
     this process.
