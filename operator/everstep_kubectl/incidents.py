@@ -39,6 +39,7 @@ MEANING = {
     "created": "new pod made",
     "resumed": "the other members step again",
     "running": "all members step again",
+    "withdrawn": "no slot has to leave any more",
 }
 
 
@@ -181,10 +182,14 @@ def _count_stopped(interruptions: Sequence[Sequence[Raw]]) -> tuple[float | None
 
 
 def _is_plain_move(entries: Sequence[Raw]) -> bool:
-    """Whether the job had already continued without the slot when the slot moved. Only the operator
-    reports such a move.
+    """Whether the job had already continued without the slot when the slot moved, or no slot moved in
+    the end. Only the operator reports such a move.
     """
-    return all(e.get("rung") and not e.get("phases") for e in entries)
+    return all(not e.get("phases") and (e.get("rung") or _is_withdrawn(e)) for e in entries)
+
+
+def _is_withdrawn(entry: Raw) -> bool:
+    return any(mark["name"] == "withdrawn" for mark in entry.get("marks") or ())
 
 
 def _count_lost(interruptions: Sequence[Sequence[Raw]]) -> int | None:

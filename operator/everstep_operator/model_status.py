@@ -156,7 +156,10 @@ class MovedSlot(ApiModel):
 
 
 class Mark(ApiModel):
-    name: str = Field(max_length=32, description="signal, verdict, cordon, leave, commit, left, …")
+    name: str = Field(
+        max_length=32,
+        description="signal, verdict, cordon, leave, commit, left, …; withdrawn: no slot had to leave any more.",
+    )
     seconds: float = Field(description="Seconds since the incident began, on the operator's clock.")
 
 

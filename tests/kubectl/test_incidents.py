@@ -114,6 +114,16 @@ def test_a_move_without_which_the_job_had_gone_on_costs_no_time_without_steps() 
     assert (found.cost.seconds, found.cost.source) == (0.15, "measured by the job")
 
 
+def test_a_move_that_was_withdrawn_costs_nothing() -> None:
+    entry = {
+        "id": "inc-1", "open": False, "slot": 1, "startedAt": "2026-01-01T00:00:00.000Z",
+        "stepsLost": 0, "marks": [{"name": "leave", "seconds": 1}, {"name": "withdrawn", "seconds": 3}],
+    }  # fmt: skip
+    (found,) = incidents.build_incidents(recordings.job(incidents=[entry]))
+    assert (found.open, found.cost.seconds, found.cost.steps_lost) == (False, 0, 0)
+    assert found.moments[-1].meaning == "no slot has to leave any more"
+
+
 def test_entries_that_began_at_different_moments_are_put_on_one_clock() -> None:
     entries = [
         {"id": "a", "slot": 0, "startedAt": "2026-01-01T00:00:00.000Z", "open": False,

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from everstep_contract.levels import Phase, RuntimeIncident
+from everstep_operator.jobs.conditions import find_condition
 from everstep_operator.jobs.observed import NodeFact, Observed
 from everstep_operator.jobs.plan import plan
 from everstep_operator.jobs.stamps import to_fine_stamp
@@ -447,3 +448,73 @@ def test_a_suspension_ends_the_interruption_and_its_hours_are_no_recovery() -> N
     for seconds in (3610, 3611):
         observed = again(observed, NOW + seconds)
     assert sum(t.seconds for t in observed.job.status.recoveries) < 60
+
+
+def sized(observed: Observed, replicas: int) -> Observed:
+    """The job of this size, which has heard of it."""
+    job = a_job(a_spec(replicas=replicas), status=observed.job.status)
+    return replace(observed, job=job, verdicts={})
+
+
+def marks_of(observed: Observed) -> list[tuple[str, bool, list[str]]]:
+    return [(i.id, i.open, [m.name for m in i.marks]) for i in observed.job.status.incidents]
+
+
+def leaving(cause: str) -> Observed:
+    """Slot 2 was asked to leave."""
+    if cause == "ScaledDown":
+        return again(sized(an_observation(), 2), NOW)
+    convicted = {"node-2": a_verdict("node-2", NodeState.LEAVING)}
+    return again(an_observation(verdicts=convicted), NOW)
+
+
+@pytest.mark.parametrize(
+    ("cause", "name"), [("ScaledDown", "scaleddown-2-1"), ("NodeLeaving", "inc-1")]
+)
+def test_a_request_to_leave_that_is_withdrawn_ends_its_incident(cause: str, name: str) -> None:
+    asked = leaving(cause)
+    assert marks_of(asked) == [(name, True, ["leave"])]
+    stays = sized(asked, 3)
+    events = []
+    for at in (1, 2, 3):
+        planned = plan(stays, NOW + at)
+        events += [e.reason for e in planned.events]
+        stays = again(stays, NOW + at)
+    assert marks_of(stays) == [(name, False, ["leave", "withdrawn"])]
+    assert planned.wanted is not None
+    assert planned.wanted.incident == ""
+    assert "Recovered" not in events, "nothing was interrupted"
+    assert planned.status.restarts is not None
+    assert planned.status.restarts.total == 0
+    recovering = find_condition(planned.status, "Recovering")
+    assert recovering is not None
+    assert "withdrawn before anything had moved" in recovering.message
+
+
+def test_a_slot_that_has_to_leave_after_all_continues_its_incident() -> None:
+    stays = again(again(sized(leaving("ScaledDown"), 3), NOW + 1), NOW + 2)
+    smaller = again(sized(stays, 2), NOW + 3)
+    assert marks_of(smaller) == [("scaleddown-2-1", True, ["leave"])]
+    left = replace(smaller, seen=a_seen(((0, 1), (1, 1)), epoch=2, left=(a_left(2),)))
+    gone = replace(again(left, NOW + 4), pods=left.pods[:2])
+    ((_, open_, marks),) = marks_of(again(gone, NOW + 5))
+    assert not open_
+    assert marks[-1] == "running"
+
+
+def test_an_incident_ends_once_those_of_its_slots_that_still_have_to_leave_have_left() -> None:
+    smaller = again(sized(an_observation(), 1), NOW)
+    two = again(sized(smaller, 2), NOW + 1)
+    assert [r.leaving_since is not None for r in two.job.status.slots] == [False, False, True]
+    left = replace(two, seen=a_seen(((0, 1), (1, 1)), epoch=2, left=(a_left(2),)))
+    gone = replace(again(left, NOW + 2), pods=left.pods[:2])
+    ((_, open_, marks),) = marks_of(again(gone, NOW + 3))
+    assert not open_
+    assert marks[-1] == "running"
+
+
+def test_the_next_fault_of_a_node_that_was_released_is_another_incident() -> None:
+    released = again(again(sized(leaving("NodeLeaving"), 3), NOW + 1), NOW + 2)
+    verdict = a_verdict("node-2", NodeState.LEAVING, incident="inc-2")
+    convicted = replace(released, verdicts={"node-2": verdict})
+    assert [i.id for i in incidents_after(convicted, NOW + 900) if i.open] == ["inc-2"]

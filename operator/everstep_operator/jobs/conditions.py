@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from everstep_operator.jobs import incident_summary, manifests, nodehealth, recoveries
 from everstep_operator.jobs.incidents import build_incidents
-from everstep_operator.jobs.marks import list_moved
+from everstep_operator.jobs.marks import is_withdrawn, list_moved
 from everstep_operator.jobs.membership import Decision, Leave, Raise
 from everstep_operator.jobs.observed import Job, Observed
 from everstep_operator.jobs.restarts import charge
@@ -423,8 +423,8 @@ def _announced(old: Condition | None, new: Condition) -> EventDraft | None:
 
 def _of_recoveries(old: JobStatus, new: JobStatus) -> list[EventDraft]:
     """One Event for each fault whose last interruption has ended since `old`. The end of the job and
-    a suspension are no recovery. No second Event follows if a slot moves later because of an interruption whose
-    end was already reported.
+    a suspension are no recovery, nor is a move that was withdrawn. No second Event follows if a slot
+    moves later because of an interruption whose end was already reported.
     """
     known = {fault[-1].id for fault in incident_summary.list_over(old.incidents)}
     known |= {i.id for i in old.incidents if i.recovery_seconds is not None}
@@ -437,7 +437,9 @@ def _of_recoveries(old: JobStatus, new: JobStatus) -> list[EventDraft]:
             stamp=fault[-1].id,
         )
         for fault in over
-        if not known & {fault[-1].id, fault[-1].job_id} and fault[-1].cause not in WISHES
+        if not known & {fault[-1].id, fault[-1].job_id}
+        and fault[-1].cause not in WISHES
+        and not is_withdrawn(fault[-1])
     ]
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from everstep_operator.jobs import faults
+from everstep_operator.jobs.marks import is_withdrawn
 from everstep_operator.model_status import Incident
 
 OUTCOME_OF_RUNG = {
@@ -52,6 +53,8 @@ def _slots_of(incident: Incident) -> list[int]:
 
 
 def _describe_recovery(entries: Sequence[Incident]) -> str:
+    if all(map(is_withdrawn, entries)):
+        return "withdrawn before anything had moved"
     rung = next((i.rung for i in entries if i.rung), None)
     step = max((i.resumed_step or 0 for i in entries), default=0)
     lost = [i.steps_lost for i in entries if i.steps_lost is not None]

@@ -14,7 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from everstep_contract.levels import RuntimeIncident
 from everstep_operator.jobs.echoes import ECHO_SECONDS, link_verdicts, rename_verdicts
 from everstep_operator.jobs.faults import group_by_fault
-from everstep_operator.jobs.marks import build_scene, list_moved, set_marks
+from everstep_operator.jobs.marks import (
+    build_scene,
+    is_withdrawn,
+    list_moved,
+    reopen,
+    set_marks,
+)
 from everstep_operator.jobs.membership import UNCOUNTED, Decision, Leave, Raise, Stay
 from everstep_operator.jobs.observed import Observed
 from everstep_operator.jobs.stamps import to_fine_stamp, to_seconds
@@ -129,6 +135,7 @@ def _moved(decision: Leave | Raise) -> MovedSlot:
 
 def _joined(incident: Incident, decisions: Iterable[Leave | Raise]) -> Incident:
     """Add the other slots that the same fault moves; each slot is added once."""
+    incident = reopen(incident)
     moved = list_moved(incident)
     known = {m.slot for m in moved}
     more = [_moved(d) for d in decisions if d.slot not in known]
@@ -253,15 +260,17 @@ def _with_plain_moves(incidents: Sequence[Incident]) -> list[Incident]:
     """Mark each move that interrupted nothing: the job had already continued without the slot when
     the verdict came. A slot that has left in order has lost nothing either. If all pods leave at
     nearly the same time, nobody may be left to report each leave; the restart is reported once.
+    A move that was withdrawn was none.
     """
     mended = {i.quarantine for i in incidents if not i.open and i.phases} - {None}
 
     def is_plain(move: Incident) -> bool:
         moved = list_moved(move)
-        return bool(moved) and (move.quarantine in mended or all(m.left for m in moved))
+        left = move.quarantine in mended or all(m.left for m in moved)
+        return bool(moved) and (left or is_withdrawn(move))
 
     return [
-        i.model_copy(update={"rung": "move", "steps_lost": 0})
+        i.model_copy(update={"rung": None if is_withdrawn(i) else "move", "steps_lost": 0})
         if not (i.open or i.phases or i.rung) and is_plain(i)
         else i
         for i in incidents

@@ -2,6 +2,9 @@
 
 An incident that moves several slots has reached a mark once all of them have. The exception is
 `leave`, which is set once the first slot is asked to leave. Marks are set once and never change.
+
+A slot that no longer has to leave before it has left (the job's size is raised again, the node is
+released) counts for no mark. If no other slot is moved either, the incident ends with `withdrawn`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +18,9 @@ from everstep_operator.values import NodeVerdict
 
 RESUMED = "resumed"
 """The job trained again, before the moved slots did."""
+RUNNING = "running"
+WITHDRAWN = "withdrawn"
+"""No slot has to leave any more, and none has left."""
 
 
 def list_moved(incident: Incident) -> list[MovedSlot]:
@@ -34,7 +40,7 @@ class Scene:
     attempts: Mapping[int, int]
     """Slot → current attempt."""
     asked: frozenset[int]
-    """Slots that are asked to leave."""
+    """Slots that are asked to leave, or were until the last status was written."""
     inside: frozenset[int]
     """Slots whose current attempt is a member."""
     now: float
@@ -44,10 +50,11 @@ def build_scene(
     observed: Observed, attempts: Mapping[int, int], decisions: Sequence[Decision], now: float
 ) -> Scene:
     members = observed.seen.members if observed.seen else ()
+    asked = {d.slot for d in decisions if isinstance(d, Leave)}
     return Scene(
         observed=observed,
         attempts=attempts,
-        asked=frozenset(d.slot for d in decisions if isinstance(d, Leave)),
+        asked=frozenset(asked | {r.slot for r in observed.job.status.slots if r.leaving_since}),
         inside=frozenset(m.slot for m in members if attempts.get(m.slot, m.attempt) == m.attempt),
         now=now,
     )
@@ -59,15 +66,37 @@ def set_marks(scene: Scene, incident: Incident) -> Incident:
         return incident
     start = to_seconds(incident.started_at) or scene.now
     marks = {m.name: m.seconds for m in incident.marks}
-    for name, at in _list_reached(scene, incident, moved):
+    moving = [m for m in moved if not _is_withdrawn(scene, m)]
+    reached = _list_reached(scene, incident, moving) if moving else [(WITHDRAWN, scene.now)]
+    for name, at in reached:
         marks.setdefault(name, round(max(0.0, at - start), 3))
     return incident.model_copy(
         update={
             "slots": moved,
             "marks": [Mark(name=n, seconds=s) for n, s in marks.items()],
-            "open": "running" not in marks,
+            "open": marks.keys().isdisjoint({RUNNING, WITHDRAWN}),
         }
     )
+
+
+def is_withdrawn(incident: Incident) -> bool:
+    return any(mark.name == WITHDRAWN for mark in incident.marks)
+
+
+def reopen(incident: Incident) -> Incident:
+    """The incident as it goes on if its slots have to leave again after it was withdrawn."""
+    if not is_withdrawn(incident):
+        return incident
+    marks = [mark for mark in incident.marks if mark.name != WITHDRAWN]
+    lost = incident.steps_lost if incident.phases else None
+    return incident.model_copy(update={"marks": marks, "steps_lost": lost, "open": True})
+
+
+def _is_withdrawn(scene: Scene, moved: MovedSlot) -> bool:
+    """Whether the slot was to leave that attempt, and no longer has to."""
+    if moved.left or moved.slot in scene.asked:
+        return False
+    return scene.attempts.get(moved.slot, moved.attempt) <= moved.attempt
 
 
 def _note_left(observed: Observed, moved: MovedSlot) -> MovedSlot:
@@ -88,7 +117,7 @@ def _list_reached(
         found.append(("leave", scene.now))
     each = [set(_reached_by(scene, m)) for m in moved]
     common = set[str].intersection(*each)
-    trains = "running" if "running" in common else RESUMED
+    trains = RUNNING if RUNNING in common else RESUMED
     order = ("commit", "left", "deleted", "created", trains)
     return found + [(name, scene.now) for name in order if name in common]
 
@@ -108,7 +137,7 @@ def _reached_by(scene: Scene, moved: MovedSlot) -> Iterator[str]:
     if observed.running and not observed.is_member(slot, old):
         yield RESUMED
     if observed.running and _is_filled(scene, slot):
-        yield "running"
+        yield RUNNING
 
 
 def _is_of(incident: Incident, verdict: NodeVerdict) -> bool:
