@@ -395,6 +395,19 @@ async def test_a_deleted_node_leaves_a_record_that_no_longer_counts() -> None:
         assert f"kubectl delete nodequarantine {quarantine.name}" in quarantine.status["message"]
 
 
+async def test_a_node_that_registers_again_unschedulable_stays_so_after_its_release() -> None:
+    """A provisioning tool or an administrator has cordoned the new Node object."""
+    fleet = await a_quarantined_node()
+    fleet.cluster.remove(kube.NODES, "node-1")
+    await fleet.settle()
+    fleet.cluster.add(kube.NODES, a_node_object("node-1", unschedulable=True))
+    await fleet.settle()
+    assert fleet.cluster.nodes()["node-1"].mark is not None, "its fault is known"
+    await fleet.delete()
+    node = fleet.cluster.nodes()["node-1"]
+    assert (node.mark, node.tainted, node.unschedulable) == (None, False, True)
+
+
 async def test_another_machine_under_the_name_is_not_marked() -> None:
     fleet = await a_quarantined_node()
     fleet.heal("node-1")

@@ -46,11 +46,11 @@ def _build_state(quarantine: Quarantine, node: NodeFacts | None) -> dict[str, An
     how = f"kubectl delete nodequarantine {quarantine.name}"
     if node is None:
         text = f"There is no node {quarantine.node}. If it comes back, it is cordoned again; if it will not: {how}"
-        return _status("NodeAbsent", text)
+        return {**_status("NodeAbsent", text), **_NO_CORDON}
     if not binds(quarantine, node):
         why = f"node {node.name} is another machine now ({node.machine})"
         text = f"{why}: nothing is marked. If the former machine will not come back: {how}"
-        return {**_status("NodeReplaced", text), "releasedBy": why}
+        return {**_status("NodeReplaced", text), **_NO_CORDON, "releasedBy": why}
     if not quarantine.cordon:
         return _status(
             "OverBudget",
@@ -64,6 +64,12 @@ def _build_state(quarantine: Quarantine, node: NodeFacts | None) -> dict[str, An
         "cordoned": mark.cordoned,
         "cordonedAt": to_rfc3339(mark.at),
     }
+
+
+_NO_CORDON = {"cordoned": False, "cordonedAt": None}
+"""Everstep's cordon has ended with the Node object: if the one that comes back is unschedulable, somebody else
+made it so.
+"""
 
 
 def _status(state: str, message: str) -> dict[str, Any]:
