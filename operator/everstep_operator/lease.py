@@ -6,6 +6,7 @@ A candidate takes over no sooner than the lease's full duration after it saw tha
 later, so no replica acts in between.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ class Timing:
     """Seconds, as in client-go: `lease` > `renew` > `retry`."""
 
     lease: float = DEFAULT_SECONDS
-    """How long candidates wait for a renewal; whole seconds, at least 1."""
+    """How long candidates wait for a renewal: the Lease has whole seconds, at least 1, so rounded up."""
     renew: float = 10.0
     """The holder stops acting this long after its last renewal."""
     retry: float = 2.0
@@ -133,7 +134,7 @@ def _build(
         "metadata": {"name": name, "namespace": namespace, **version},
         "spec": {
             "holderIdentity": holder,
-            "leaseDurationSeconds": max(1, round(seconds)),
+            "leaseDurationSeconds": max(1, math.ceil(seconds)),
             "acquireTime": acquired,
             "renewTime": renewed,
             "leaseTransitions": transitions,

@@ -50,6 +50,12 @@ def test_the_holders_clock_is_never_read() -> None:
         assert decide_lease(seen, "me", 14.9) == Wait(holder="other", seconds=pytest.approx(0.1))
 
 
+def test_candidates_wait_until_the_holder_has_stopped_also_for_parts_of_a_second() -> None:
+    timing = Timing(lease=10.4, renew=10.2, retry=2.0)
+    written = lease.to_lease(lease.build_held("n", "ns", None, "other", timing.lease, 1e9))
+    assert written.seconds >= timing.renew
+
+
 def test_taking_over_counts_a_transition_and_renewing_does_not() -> None:
     taken = lease.build_held("n", "ns", held_by("other"), "me", 15, 1e9)
     renewed = lease.build_held("n", "ns", held_by("me"), "me", 15, 1e9)
