@@ -358,6 +358,8 @@ async def test_a_new_leader_that_cannot_list_quarantines_publishes_nothing_yet(r
     rig.cluster.refuses_lists = True
     await rig.rounds(1, xid=0)
     assert set(rig.receiver.verdicts) == {"sentinel"}
+    (told,) = (e["message"] for e in rig.cluster.events if e["reason"] == "QuarantinesUnreadable")
+    assert "jobs get no verdicts, and no pods are created" in told
     rig.cluster.refuses_lists = False
     await rig.rounds(1)
     assert rig.receiver.states() == {"node-0": "leaving"}
@@ -370,6 +372,7 @@ async def test_without_the_crd_jobs_still_hear_the_verdict(rig: Rig) -> None:
     assert rig.receiver.states() == {"node-0": "leaving"}
     assert not rig.node()["unschedulable"]
     assert rig.cluster.reasons() == ["QuarantinesUnreadable"]
+    assert "Verdicts still reach the jobs" in rig.cluster.events[0]["message"]
 
 
 async def test_the_running_loop_scrapes_by_itself_and_stops_when_cancelled(rig: Rig) -> None:

@@ -439,8 +439,15 @@ def test_no_pod_is_made_before_the_nodes_have_been_judged() -> None:
     missing = an_observation(pods=(a_pod(0), a_pod(1)), seen=a_seen(running=False))
     slots = [a_slot(0), a_slot(1), a_slot(2, 2, pod_uid=None)]
     observed = replace(missing, job=a_job(status=a_status(slots=slots)))
-    assert creations(plan(replace(observed, judged=False), NOW)) == []
-    assert len(creations(plan(observed, NOW))) == 1
+    unjudged = plan(replace(observed, judged=False), NOW)
+    assert creations(unjudged) == []
+    assert (
+        "2 of 3 pods exist; the operator creates pods once it has judged the nodes"
+        in condition(unjudged, "Running").message
+    )
+    judged = plan(observed, NOW)
+    assert len(creations(judged)) == 1
+    assert condition(judged, "Running").message == "2 of 3 pods exist"
 
 
 @pytest.mark.parametrize(("cause", "shunned"), [("NodeGone", ["node-5"]), ("PodDeleted", [])])

@@ -72,6 +72,8 @@ class Observed:
     quarantines: tuple[Quarantine, ...] | None
     """None: they could not be listed; `unreadable` says why."""
     unreadable: str = ""
+    known: bool = True
+    """They have been listed by this process, or their kind does not exist: jobs get verdicts."""
     unread: Mapping[str, str] = field(default_factory=dict)
     """NodeQuarantines that exist but cannot be read, because a person has edited them → their node."""
     definition: Definition = SERVED

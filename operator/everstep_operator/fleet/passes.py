@@ -73,6 +73,7 @@ class FleetPasses:
             roster=roster,
             quarantines=None if listed is None else rename_evidence(listed, roster.nodes),
             unreadable=unreadable,
+            known=self._listed,
             unread=unread,
             definition=definition,
             findings=findings,

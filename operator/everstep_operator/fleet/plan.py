@@ -289,7 +289,10 @@ def _with_repairs(memory: FleetMemory, actions: tuple[Action, ...], now: float) 
 
 
 def _unreadable(observed: Observed) -> str:
+    text = f"NodeQuarantines cannot be listed ({observed.unreadable}): no node is cordoned or released."
+    if observed.known:
+        return f"{text} Verdicts still reach the jobs. Are the CRDs of crds/ applied?"
     return (
-        f"NodeQuarantines cannot be listed ({observed.unreadable}): no node is cordoned or "
-        "released. Verdicts still reach the jobs. Are the CRDs of crds/ applied?"
+        f"{text} Until this operator has listed them once, jobs get no verdicts, and no pods are created: a node may "
+        "be in quarantine. Give the operator its rights back (helm upgrade), or look at the API server"
     )

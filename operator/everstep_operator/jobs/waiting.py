@@ -17,6 +17,10 @@ REFUSED_SECONDS = 30.0
 """After how long a pod that was not allowed (quota, policy) is tried again."""
 SILENCE_SECONDS = 30.0
 """How long a job that ran counts as running although no agent answers."""
+NOT_JUDGED = (
+    "the operator creates pods once it has judged the nodes. If this stays, it cannot list the NodeQuarantines: see "
+    "its log, and the Event QuarantinesUnreadable in the namespace default"
+)
 
 
 def is_held_back(observed: Observed, now: float) -> bool:
@@ -204,7 +208,8 @@ def describe_wait(observed: Observed, records: Sequence[SlotStatus], now: float)
             if found := describe(pod):
                 return found
     if len(pods) < len(wanted):
-        return "CreatingPods", f"{len(pods)} of {len(wanted)} pods exist"
+        text = f"{len(pods)} of {len(wanted)} pods exist"
+        return "CreatingPods", text if observed.judged else f"{text}; {NOT_JUDGED}"
     up = [p for p in pods if p.running_since is not None]
     if len(up) < len(pods):
         return "PodsStarting", f"{len(up)} of {len(pods)} containers run"
