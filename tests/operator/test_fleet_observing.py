@@ -1,8 +1,9 @@
 """`--observe-only` reports everything and changes only nodes that an administrator gives back."""
 
 from everstep_operator import kube
-from everstep_operator.fleet.actions import Tell
+from everstep_operator.fleet.actions import PatchNode, Tell
 from everstep_operator.fleet.budget import Budget
+from everstep_operator.fleet.memory import REFUSED_SECONDS
 from everstep_operator.fleet.observed import Policy
 from fleet_given import Fleet
 
@@ -80,6 +81,16 @@ async def test_deleting_the_quarantine_of_armed_days_releases_its_node() -> None
     node = fleet.cluster.nodes()["node-1"]
     assert (node.unschedulable, node.tainted, node.mark) == (False, False, None)
     assert node.answered
+
+
+async def test_a_release_that_is_refused_is_tried_again_after_a_pause() -> None:
+    fleet = await an_armed_fleet_that_is_disarmed()
+    fleet.cluster.refused |= fleet.cluster.nodes().keys()
+    await fleet.delete()
+    assert not any(isinstance(action, PatchNode) for action in fleet.plan().actions)
+    fleet.cluster.refused.clear()
+    await fleet.settle(REFUSED_SECONDS)
+    assert not any(node.tainted for node in fleet.cluster.nodes().values())
 
 
 async def test_a_mark_without_its_object_is_told_of_with_the_commands_that_undo_it() -> None:

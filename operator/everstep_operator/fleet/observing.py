@@ -31,9 +31,10 @@ def plan_observing(observed: Observed, memory: FleetMemory, policy: Policy, now:
     view = build_view(observed, memory, policy, now)
     kept = note_convicted(view.losses.memory, view)
     open_ = set(kept.absent_since) & set(kept.alive) - kept.lost.keys()
+    releases = (release for release in plan_releases(view) if memory.may_try(release, now))
     return Plan(
         actions=(
-            *plan_releases(view),
+            *releases,
             *_report_convicted(view),
             *_report_orphans(view),
             *report_silences(view),
