@@ -123,7 +123,7 @@ class DirectSum(LastSum):
         if len(set(sizes.values())) > 1:
             raise ValueError(
                 f"how many numbers each rank tells of the step: {sizes}; all ranks must train the "
-                "same model with the same global_batch and micro_batch"
+                "same model, and draw from the same feed with the same global_batch and micro_batch"
             )
         rows = np.stack([np.frombuffer(found[rank], np.float64) for rank in sizes])
         return torch.from_numpy(rows.sum(0))

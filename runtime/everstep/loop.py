@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from everstep import device, randomness, step_checks, undo_step, validate, vector
+from everstep import device, order, randomness, step_checks, undo_step, validate, vector
 from everstep.batches import Batches
 from everstep.buffers import Held
 from everstep.errors import Misuse
@@ -59,6 +59,7 @@ class Loop:
         step.require_used(named)
         self._first = self._session.feeds.draw(feed, step.number)
         """Place of the step's first sample in the order of the feed."""
+        self._draw = order.derive("draw", feed.name, self._first) % 2**32
         self._named, self._overlap = named, overlap
         membership = self._session.membership
         self._mesh = membership.mesh
@@ -279,6 +280,7 @@ class Loop:
         losses = device.read_numbers(list(self._losses.values()))
         for index, loss in zip(self._losses, losses, strict=True):
             self._parts.losses[index] = loss
+        self._parts.draw[:] = self._draw * self._parts.counts.sum()
         if self._counts:
             self._parts.used[:] = session.reducer.used()
         if self._counts and self._buffers_after is not None:
@@ -341,6 +343,7 @@ class Loop:
         parts = self._layout.parts(numbers)
         summary = vector.read_summary(parts)
         self._require_each_once(summary)
+        self._require_same_draw(parts)
         more = step.reductions + 1 < session.most_reductions
         if not more:
             session.meter.update(phase=Phase.REDUCED)
@@ -385,6 +388,15 @@ class Loop:
                 f"step {self._step.number}: the sum holds micro-batch {wrong[0]} "
                 f"{summary.counts[wrong[0]]} times; nothing of this step was applied. This is a "
                 "fault of Everstep: please report it",
+            )
+
+    def _require_same_draw(self, parts: vector.Parts) -> None:
+        if parts.draw[0] != self._draw * self._feed.micro_batches:
+            raise Misuse(
+                f"step {self._step.number}: this rank drew from feed {self._feed.name} at sample {self._first}, and "
+                "another rank from another feed, or at another place, so the sum has samples of both. All ranks must "
+                "draw from the same feeds in each step: choose by step.number, or by random numbers of torch, numpy "
+                "or random, which are the same on all ranks between two loops"
             )
 
     def _entry(self, summary: vector.Summary) -> LedgerEntry:

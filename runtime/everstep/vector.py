@@ -34,7 +34,7 @@ class Layout:
     @property
     def sizes(self) -> tuple[int, ...]:
         m = self.micro_batches
-        return (m, m, m, m, self.samples, self.parameters, self.buffers)
+        return (m, m, m, m, 1, self.samples, self.parameters, self.buffers)
 
     def parts(self, numbers: Numbers) -> "Parts":
         """Views of `numbers`, shape [size]: filling them fills the vector."""
@@ -56,6 +56,10 @@ class Parts:
     scales: Numbers
     """Scale of the GradScaler with which the gradient was made; 1 without one. 0: the batch has no
     gradient, because it was skipped.
+    """
+    draw: Numbers
+    """[1] A number that stands for the feed and the place from which a rank draws, once for each
+    micro-batch.
     """
     samples: Numbers
     """[samples] 1 + index in the dataset, 0: nobody fetched it. Exact below 2**53."""

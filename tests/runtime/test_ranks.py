@@ -81,6 +81,26 @@ def test_two_runs_at_one_size_are_equal_to_the_last_bit(tmp_path: Path) -> None:
     assert [a.entries for a in first[0]] == [a.entries for a in second[0]]
 
 
+def test_ranks_that_draw_from_different_feeds_apply_nothing(tmp_path: Path) -> None:
+    """The sum would have samples of both, and each feed would lose some."""
+
+    def main(job: Job) -> None:
+        model = a_model()
+        job.track(model=model)
+        feeds = [job.batches(a_dataset(n), global_batch=8, micro_batch=2) for n in (50, 40)]
+        for step in job.steps(until=4):
+            for inputs, wanted in step.batches(feeds[job.rank if step.number == 3 else 1]):
+                step.backward(nn.functional.cross_entropy(model(inputs), wanted))
+
+    with agent(tmp_path, lambda: run(main), 2) as ours:
+        ours.wait_for(lambda w: bool(w.of(wire.Failed) or w.of(wire.Finished)))
+        for worker in ours.workers:
+            assert [a.step for a in worker.of(wire.Applied)] == [1, 2]
+            (failed,) = worker.of(wire.Failed)
+            assert failed.cause == "Misuse", failed.message
+            assert "step 3: this rank drew from feed" in failed.message
+
+
 class Counted(nn.Module):
     """Counts its calls in a buffer that float64 cannot hold exactly; `forward` reads the buffer."""
 
