@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from everstep import device, order, randomness, step_checks, undo_step, validate, vector
+from everstep import device, order, randomness, rewind, step_checks, undo_step, validate, vector
 from everstep.batches import Batches
 from everstep.buffers import Held
 from everstep.errors import Misuse
@@ -184,6 +184,7 @@ class Loop:
         except Parked:
             undo_step.leave(self._step, "the epoch ended")
         self._todo = list(self._passes)
+        self._counts_of_schedules = rewind.list_counts(self._session.tracked)
         self._feed.begin_loop(self._step.number)
         self._expect()
         if len(self) > 1 or membership.can_regroup:
@@ -347,6 +348,7 @@ class Loop:
         more = step.reductions + 1 < session.most_reductions
         if not more:
             session.meter.update(phase=Phase.REDUCED)
+        step_checks.require_same_counts(step, self._counts_of_schedules)
         step_checks.require_finite(step, self._feed, summary)
         step.start.check_large()
         if session.most_reductions > 1 and step.reductions == 0:

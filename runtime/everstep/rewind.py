@@ -120,9 +120,15 @@ def fingerprint(tracked: Tracked) -> tuple[Any, ...]:
     """A value that changes when a tracked parameter, or the memory that it lies in, or the count of a
     schedule changes.
     """
-    counts = [getattr(thing, "last_epoch", None) for _, thing in tracked.objects.values()]
+    counts = list_counts(tracked).values()
     places = tuple(local_of(p).data_ptr() for p in tracked.named_parameters().values())
     return (sum(list_versions(tracked).values()), places, *counts)
+
+
+def list_counts(tracked: Tracked) -> dict[str, Any]:
+    """Schedule → how often it has stepped."""
+    schedules = tracked.of_kind("object")
+    return {n: thing.last_epoch for n, thing in schedules if hasattr(thing, "last_epoch")}
 
 
 def list_versions(tracked: Tracked) -> dict[str, int]:

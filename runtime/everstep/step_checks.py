@@ -4,9 +4,12 @@ All ranks hold the same sums, so all decide the same, and none has to ask anothe
 """
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
-from everstep import guards, undo_step, vector
+from everstep import guards, rewind, undo_step, vector
 from everstep.batches import Batches
+from everstep.errors import Misuse
 from everstep.step_state import StepState
 from everstep_contract.report import Cause
 
@@ -38,6 +41,17 @@ def _describe_applied(step: StepState) -> str:
         "An earlier loop of this step was applied, and there is no copy of the state before the step: a run keeps one "
         "only after its first step with several loops. The newest checkpoint is what remains"
     )
+
+
+def require_same_counts(step: StepState, before: Mapping[str, Any]) -> None:
+    """Raises `Misuse` if a schedule has stepped since the inner loop began. `before`: how often each had."""
+    now = rewind.list_counts(step.session.tracked)
+    if stepped := [name for name in now if now[name] != before.get(name)]:
+        raise Misuse(
+            f"step {step.number}: {stepped[0]}.step() was called within the loop over step.batches. A rank calls it "
+            "there once for each of its batches, so the learning rate would depend on the number of ranks. Call it "
+            "after the loop, once for each step"
+        )
 
 
 def watch_jumps(step: StepState, summary: vector.Summary, norm: float | None) -> None:

@@ -567,6 +567,24 @@ def test_an_optimizer_that_steps_within_the_loop_would_train_nothing(trial: Tria
                 trial.optimizer.zero_grad()
 
 
+def test_a_schedule_that_steps_within_the_loop(trial: Trial) -> None:
+    """Each rank would make as many steps of it as it has batches."""
+    schedule = torch.optim.lr_scheduler.ExponentialLR(trial.optimizer, gamma=0.5)
+    trial.job.track(schedule=schedule)
+    with pytest.raises(
+        Misuse,
+        match=r"step 2: schedule\.step\(\) was called within .*after the loop, once for each",
+    ):
+        for step in trial.job.steps(until=3):
+            for batch in step.batches(trial.data):
+                step.backward(trial.loss(batch))
+                if step.number == 2:
+                    schedule.step()
+            trial.optimizer.step()
+            schedule.step()
+    assert [a.step for a in trial.agent.of(wire.Applied)] == [1]
+
+
 def test_within_the_loop_another_model_may_be_trained(trial: Trial) -> None:
     other = torch.nn.Linear(3, 1)
     of_other = torch.optim.Adam(other.parameters())
