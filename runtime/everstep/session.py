@@ -210,6 +210,8 @@ class Session:
             )
         )
         untracked.watch(self)
+        if told := untracked.describe_schedule(self.tracked):
+            self.note(told)
         self.settled = True
         self.membership.set_apart("")
 

@@ -1,4 +1,5 @@
-"""Detects an optimizer that trains tracked parameters and is not tracked itself, or that steps too early.
+"""Detects an optimizer that trains tracked parameters and is not tracked itself, or that steps too early, and
+a schedule that is not tracked.
 
 Everstep hands gradients only to parameters that tracked optimizers hold, and saves only what is
 tracked. So an optimizer that is not tracked trains nothing, or loses its state whenever a rank joins
@@ -50,6 +51,22 @@ def _check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             problem = find_problem(session.tracked, optimizer) if step.reductions else ""
         if problem:
             raise Misuse(f"step {step.number}: {problem}")
+
+
+def describe_schedule(tracked: Tracked) -> str:
+    """Describe that a learning-rate schedule of torch was made for a tracked optimizer, and none of the
+    tracked objects may hold its state; empty: that is not so.
+    """
+    scalers = (torch.amp.GradScaler,)
+    if any(not isinstance(thing, scalers) for _, thing in tracked.of_kind("object")):
+        return ""
+    for name, optimizer in tracked.of_kind("optimizer"):
+        if hasattr(getattr(optimizer, "step", None), "_wrapped_by_lr_sched"):  # torch marks it
+            return (
+                f"a learning-rate schedule was made for {name}, and none is tracked: a rank that joins or restarts "
+                "would begin it again. Name it in job.track(schedule=…)"
+            )
+    return ""
 
 
 def find_early(tracked: Tracked, optimizer: torch.optim.Optimizer) -> str:

@@ -585,6 +585,20 @@ def test_a_schedule_that_steps_within_the_loop(trial: Trial) -> None:
     assert [a.step for a in trial.agent.of(wire.Applied)] == [1]
 
 
+@pytest.mark.parametrize("tracked", [True, False])
+def test_a_schedule_that_is_not_tracked_is_noted(trial: Trial, tracked: bool) -> None:
+    schedule = torch.optim.lr_scheduler.ExponentialLR(trial.optimizer, gamma=0.5)
+    if tracked:
+        trial.job.track(schedule=schedule)
+    for step in trial.job.steps(until=2):
+        trial.take(step)
+        schedule.step()
+    first, second = trial.agent.of(wire.Applied)
+    told = "a learning-rate schedule was made for optimizer, and none is tracked"
+    assert [told in note for note in first.notes] == ([] if tracked else [True])
+    assert second.notes == ()
+
+
 def test_within_the_loop_another_model_may_be_trained(trial: Trial) -> None:
     other = torch.nn.Linear(3, 1)
     of_other = torch.optim.Adam(other.parameters())
