@@ -1,6 +1,6 @@
 """An optimizer's state by the names of its parameters; torch numbers them."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -89,6 +89,13 @@ def load(optimizer: Any, given: dict[str, Any]) -> None:
     held.clear()
     held.update(loaded)
     optimizer.param_groups, optimizer.state = groups, held
+
+
+def load_settings(optimizer: Any, stored: Iterable[Mapping[str, Any]]) -> None:
+    """Load only the settings of the parameter groups."""
+    for group, new in zip(optimizer.param_groups, stored, strict=True):
+        settings = {k: _keep_tensor(group.get(k), v) for k, v in new.items() if k != "params"}
+        group.update(settings)
 
 
 def _keep_tensor(held: Any, value: Any) -> Any:

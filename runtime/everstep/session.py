@@ -152,6 +152,7 @@ class Session:
             trees = self._tree()["objects"]
             with self.meter.charging("restore"):
                 told = self.tracked.load(list(objects), trees, self.checkpoint.read, self.device)
+                self.tracked.load_rates(list(objects), trees, self.checkpoint.read, self.device)
             if told:
                 self.note(
                     f"the checkpoint has another dtype than the script for {rewind.join_names(told)}: its "

@@ -309,6 +309,20 @@ class Tracked:
             self._load_one(name, kind, thing, value, converted)
         return told
 
+    def load_rates(
+        self, new: list[str], trees: dict[str, Any], read: Read, device: torch.device
+    ) -> None:
+        """Load the settings again of optimizers that were loaded before their schedules in `new` were
+        made: a schedule that is made sets the learning rate to that of its beginning.
+        """
+        made_for = [getattr(o, "optimizer", None) for n, o in self.of_kind("object") if n in new]
+        for name, optimizer in self.of_kind("optimizer"):
+            if any(one is optimizer for one in made_for):
+                groups = trees[name]["state"]["param_groups"]
+                tensors = read(dict.fromkeys(state.list_names(groups)))
+                stored = state.decode(groups, tensors.__getitem__, device)
+                optimizer_state.load_settings(optimizer, stored)
+
     def _list_wanted(self, name: str, tree: Any) -> dict[str, torch.Tensor | Like]:
         """Stored name → the tensor to read it into, or a `Like` for how to divide it."""
         kind, thing = self.objects[name]

@@ -470,6 +470,45 @@ def test_a_job_resumes_with_its_state_and_random_numbers(
     assert torch.equal(torch.rand(3), drawn)
 
 
+SCHEDULES: dict[str, Callable[[Any], Any]] = {
+    "lambda": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: step / 10),
+    "linear": lambda optimizer: lr_scheduler.LinearLR(optimizer, total_iters=10),
+    "sequential": lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer,
+        [lr_scheduler.LinearLR(optimizer), lr_scheduler.ExponentialLR(optimizer, 0.9)],
+        milestones=[4],
+    ),
+    "one cycle": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=10),
+}
+
+
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["a number", "a tensor"])
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_a_schedule_that_is_made_after_its_optimizer_was_loaded(
+    a_trial: Callable[..., Trial], tmp_path: Path, kind: str, rate: Any
+) -> None:
+    """One that is made sets the learning rate to that of its beginning."""
+
+    def train(trial: Trial, until: int) -> list[float]:
+        held = rate.clone() if isinstance(rate, torch.Tensor) else rate
+        trial.optimizer = torch.optim.SGD(trial.model.parameters(), lr=held, momentum=0.9)
+        trial.track()
+        schedule = SCHEDULES[kind](trial.optimizer)
+        trial.job.track(schedule=schedule)
+        rates = []
+        for step in trial.job.steps(until=until):
+            trial.take(step)
+            rates.append(float(trial.optimizer.param_groups[0]["lr"]))
+            schedule.step()
+        return rates
+
+    undisturbed = train(a_trial(), 6)
+    first = a_trial()
+    rates = train(first, 3)
+    rates += train(a_trial(**commit(tmp_path, first.agent.of(wire.Staged)[-1:])), 6)
+    assert rates == undisturbed
+
+
 def test_a_job_that_had_reached_the_end_has_no_more_steps(
     trial: Trial, a_trial: Callable[..., Trial], tmp_path: Path
 ) -> None:
