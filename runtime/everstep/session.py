@@ -158,6 +158,7 @@ class Session:
                     f"the checkpoint has another dtype than the script for {rewind.join_names(told)}: its "
                     "values were converted, so the run is not continued bit for bit"
                 )
+        self.tracked.note_tracked(objects)
 
     def track_local(self, objects: dict[str, Any]) -> None:
         """Like `track`, for state that belongs to this rank alone."""

@@ -9,7 +9,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from everstep import optimizer_state, parameter_names, registrations, state
 from everstep.errors import Misuse, StateError
-from everstep.sharded import Like, is_sharded, local_of
+from everstep.sharded import Like, is_sharded, local_of, version_of
 from everstep_contract.layout import OWN
 
 ORDER = ("module", "tensor", "optimizer", "object")
@@ -60,6 +60,10 @@ class Tracked:
         """Optimizer → number of parameters in each of its groups when training began."""
         self._at_track: dict[str, dict[int, weakref.ref[torch.nn.Parameter]]] = {}
         """Module → the parameters that it had when it was tracked, by their ids."""
+        self._versions_at_track: dict[int, int] = {}
+        """Id of a parameter → its version after it was tracked, and loaded if there was a checkpoint. Without
+        those whose first forward sets them (LazyLinear).
+        """
         self._registrations: int | None = None
         """`registrations.count` when the parameters were last compared; None: training has not begun."""
 
@@ -127,18 +131,36 @@ class Tracked:
                 "trained later: requires_grad_(step.number >= N) at each step"
             )
 
+    def note_tracked(self, new: Collection[str]) -> None:
+        """Record that the objects named in `new` are tracked, and loaded if there is a checkpoint."""
+        for name in new:
+            kind, thing = self.objects[name]
+            parameters = thing.parameters() if kind == "module" else ()
+            self._versions_at_track |= {
+                id(p): version_of(p) for p in parameters if not torch.nn.parameter.is_lazy(p)
+            }
+
     def require_same_since_track(self) -> None:
-        """Raises `Misuse` if a module has got parameters since it was tracked, unless it was sharded since."""
+        """Raises `Misuse` if a module has got parameters since it was tracked, or one of them has another
+        value, unless it was sharded since.
+        """
         for name, module in self.of_kind("module"):
             if _has_sharded(module):
                 continue
             had = self._at_track[name]
             for key, parameter in module.named_parameters():
+                now = version_of(parameter)
                 if id(parameter) not in had or had[id(parameter)]() is not parameter:
                     raise Misuse(
                         f"{name}.{key}: the module got this parameter after job.track. A rank that restarts would load "
                         "the checkpoint before, into what the module had then, so the trained values would be lost. "
                         "Make all parameters before job.track"
+                    )
+                if now != self._versions_at_track.get(id(parameter), now):
+                    raise Misuse(
+                        f"{name}.{key}: the script changed this parameter between job.track and job.steps. A rank that "
+                        "restarts would load the checkpoint before and change it again, so the trained values would "
+                        "be lost. Initialise the model, and load weights into it, before job.track"
                     )
 
     def require_same_parameters(self) -> None:

@@ -287,6 +287,50 @@ def test_a_module_that_gets_parameters_after_it_was_tracked(
         first_step(trial)
 
 
+def load_weights(model: torch.nn.Module) -> None:
+    model.load_state_dict({"weight": torch.ones(1, 3), "bias": torch.ones(1)})
+
+
+def initialise(model: torch.nn.Module) -> None:
+    torch.nn.init.zeros_(model.weight)
+
+
+@pytest.mark.parametrize("change", [load_weights, initialise])
+def test_a_model_whose_weights_are_set_after_it_was_tracked(
+    trial: Trial, change: Callable[[torch.nn.Module], None]
+) -> None:
+    """A restart would set them again, after the checkpoint was loaded."""
+    change(trial.model)
+    with pytest.raises(Misuse, match=r"^model\.weight: the script changed .*before job\.track"):
+        first_step(trial)
+
+
+def warm_up(model: torch.nn.Module) -> None:
+    model(torch.ones(1, 3)).sum().backward()
+    model.zero_grad()
+
+
+def convert(model: torch.nn.Module) -> None:
+    model.double().float()
+
+
+@pytest.mark.parametrize("use", [warm_up, convert])
+def test_a_model_may_be_used_between_track_and_steps(
+    trial: Trial, use: Callable[[torch.nn.Module], None]
+) -> None:
+    use(trial.model)
+    trial.take(first_step(trial))
+
+
+def test_a_layer_whose_first_forward_sets_its_weights(a_trial: Callable[..., Trial]) -> None:
+    trial = a_trial()
+    trial.model = torch.nn.LazyLinear(1)
+    trial.optimizer = torch.optim.SGD(trial.model.parameters(), lr=0.01)
+    trial.track()
+    trial.model(torch.ones(1, 3))
+    trial.take(first_step(trial))
+
+
 def test_a_module_that_is_pruned_has_the_same_parameters(trial: Trial) -> None:
     steps = trial.job.steps(until=3)
     trial.take(next(steps))
