@@ -7,8 +7,8 @@ loop. That is checked by versions; in the first step of a process also by compar
 above a size limit are not copied, so forward must not change them; that is checked, too.
 """
 
-from collections.abc import Collection, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -77,13 +77,20 @@ class StepStart:
         self._settings.put_back()
         randomness.restore(self._random)
 
-    def as_it_was(self) -> AbstractContextManager[None]:
-        """Restore buffers and random states for good, and return a context in which settings and
-        schedules are as they were, too.
+    @contextmanager
+    def as_it_was(self) -> Iterator[None]:
+        """A context in which all that the step may have changed so far is as it was when the step
+        began; at its end the present state is restored. The script may have set a buffer since.
         """
+        small, random = self._buffers.hold(), randomness.capture()
         self._buffers.put_back(self._small)
         randomness.restore(self._random)
-        return self._settings.as_it_was()
+        try:
+            with self._settings.as_it_was():
+                yield
+        finally:
+            self._buffers.put_back(small)
+            randomness.restore(random)
 
     def check_large(self) -> None:
         """Raises `Misuse` if forward changed a buffer that is too large to be restored."""

@@ -744,6 +744,52 @@ def test_forward_may_change_buffers_before_the_loop_of_the_first_step(trial: Tri
     assert norm.running_mean.all()
 
 
+class Gate(torch.nn.Module):
+    """Multiplies by a buffer that the script sets at each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+def test_a_held_rank_that_saves_computes_on_with_what_the_script_has_set(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It saves the state before the step; buffers and random numbers that the script has set since stay."""
+    membership, gate, seen = trial.session.membership, Gate(), []
+    membership._form = lambda frame: LocalGroup()
+    trial.job.track(gate=gate)
+    send = trial.agent.send
+
+    def send_and_regroup(frame: Any) -> None:
+        send(frame)
+        if isinstance(frame, wire.Staged) and frame.whole:
+            membership.regroup(
+                wire.Regroup(
+                    epoch=2, rank=0, world=1, local_world=1, node_rank=0, applied=1, reductions=0
+                )
+            )
+
+    monkeypatch.setattr(trial.agent, "send", send_and_regroup)
+    for step in trial.job.steps(until=2):
+        gate.factor.fill_(step.number)
+        torch.rand(step.number)
+        before = torch.get_rng_state()
+        if step.number == 2:
+            membership.hold(1)
+            membership.ask_save(wire.SaveHeld(epoch=1, step=1))
+        for inputs, wanted in step.batches(trial.data):
+            seen.append(gate.factor.item())
+            step.backward(trial.loss((gate(inputs), wanted)))
+        trial.optimizer.step()
+        assert torch.equal(torch.get_rng_state(), before)
+    assert [s.step for s in trial.agent.of(wire.Staged) if s.whole] == [1]
+    assert seen == [1.0] * 3 + [2.0] * 3
+
+
 def test_a_cut_after_the_sum_parks_after_the_step(trial: Trial) -> None:
     with pytest.raises(Ended, match="parked"):
         for step in trial.job.steps(until=5):
