@@ -65,7 +65,9 @@ class Evaluations:
 
     def _restore(self) -> None:
         if not self._open:
-            torch.set_grad_enabled(self._gradients)
+            # Else the script's own `no_grad` was around it, and may have ended since.
+            if self._gradients:
+                torch.set_grad_enabled(True)
             randomness.restore(self._random)
             self._changed_large = self._changed_large or self._buffers.find_changed_large(
                 self._large

@@ -674,6 +674,17 @@ def test_an_evaluation_that_the_script_does_not_end_ends_with_its_step(trial: Tr
     assert torch.is_grad_enabled()
 
 
+def test_an_evaluation_that_began_without_gradients_leaves_the_script_its_own_mode(
+    trial: Trial,
+) -> None:
+    for step in trial.job.steps(until=2):
+        trial.take(step)
+        evaluation = trial.job.evaluate(trial.data)
+        with torch.no_grad():
+            next(evaluation)
+    assert torch.is_grad_enabled()
+
+
 def test_an_evaluation_is_divided_among_the_ranks_that_there_are_after_a_loss(trial: Trial) -> None:
     membership, step = trial.session.membership, first_step(trial)
     membership._form = lambda frame: LocalGroup()
