@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from everstep import state
 from everstep.tracked import Tracked
 
 
@@ -28,7 +29,7 @@ class SmallState:
             for value in settings.values()
             if isinstance(value, torch.Tensor)
         ]
-        self._objects = [(o, copy.deepcopy(own)) for o, own in tracked.small_states()]
+        self._objects = [(o, _copy_state(own)) for o, own in tracked.small_states()]
 
     def put_back(self) -> None:
         for group, settings in self._groups:
@@ -38,8 +39,8 @@ class SmallState:
         with torch.no_grad():
             for tensor, value in self._tensors:
                 tensor.copy_(value)
-        for thing, state in self._objects:
-            thing.load_state_dict(copy.deepcopy(state))
+        for thing, own in self._objects:
+            thing.load_state_dict(copy.deepcopy(own))
 
     @contextmanager
     def as_it_was(self) -> Iterator[None]:
@@ -52,6 +53,14 @@ class SmallState:
             yield
         finally:
             now.put_back()
+
+
+def _copy_state(own: Any) -> Any:
+    """Copy an object's state. `deepcopy` refuses a tensor that a computation with gradients has made, such as
+    a loss that the script keeps; of these the values are copied.
+    """
+    made = {id(t): t.detach().clone() for t in state.list_tensors(own) if not t.is_leaf}
+    return copy.deepcopy(own, made)
 
 
 def _copy(value: Any) -> Any:

@@ -1100,6 +1100,37 @@ def test_a_step_in_which_it_was_changed_cannot_be_undone(
     assert f"{what.partition(',')[0]} was changed before the step was applied" in parked.why
 
 
+class Kept:
+    """Keeps the last loss as it is, with its history."""
+
+    def __init__(self) -> None:
+        self.loss = torch.zeros(())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"losses": [self.loss]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        (self.loss,) = state["losses"]
+
+
+def test_an_object_may_keep_a_loss_as_it_is(trial: Trial) -> None:
+    kept = Kept()
+    trial.job.track(kept=kept)
+    with pytest.raises(Ended, match="parked"):
+        for step in trial.job.steps(until=5):
+            was = kept.loss.item()
+            if step.number == 2:
+                a_cut(trial)
+                kept.loss = torch.ones(())
+            for batch in step.batches(trial.data):
+                loss = trial.loss(batch)
+                step.backward(loss)
+            trial.optimizer.step()
+            kept.loss = loss
+    assert kept.loss.item() == was > 0
+    assert kept.loss.is_leaf
+
+
 @pytest.mark.parametrize("loops", [1, 2])
 def test_a_schedule_that_steps_before_the_loop_is_put_back(trial: Trial, loops: int) -> None:
     schedule = torch.optim.lr_scheduler.ExponentialLR(trial.optimizer, gamma=0.5)
