@@ -98,6 +98,11 @@ class Loop:
         """The group in which the sums were launched; None: they have not been launched yet."""
         self.ended = False
 
+    @property
+    def begun(self) -> bool:
+        """Whether the script has asked for the first batch."""
+        return self._random is not None
+
     def __len__(self) -> int:
         """Number of this rank's batches; it grows if a member is lost."""
         return len(self._passes)

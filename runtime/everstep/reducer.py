@@ -282,7 +282,8 @@ class Reducer:
         grad, parameter.grad = parameter.grad, None
         if not self._inside:
             raise Misuse(
-                "backward() inside the loop: call step.backward(loss), not loss.backward()"
+                "backward() inside the loop: call step.backward(loss), not loss.backward(). For the gradient of the "
+                "inputs alone, call torch.autograd.grad(loss, inputs)"
             )
         index = self._plan.index.get(id(parameter))
         if index is None or grad is None:

@@ -16,6 +16,9 @@ from everstep_contract.ledger import LedgerEntry
 class InnerLoop(Protocol):
     ended: bool
 
+    @property
+    def begun(self) -> bool: ...
+
 
 class StepState:
     """What the inner loops and the boundary share about a step; the script sees `step.Step`."""

@@ -4,7 +4,8 @@ a schedule that is not tracked.
 Everstep hands gradients only to parameters that tracked optimizers hold, and saves only what is
 tracked. So an optimizer that is not tracked trains nothing, or loses its state whenever a rank joins
 or restarts. And there are no gradients before the end of the inner loop, so a step within it, as
-scripts that accumulate gradients have it, changes nothing.
+scripts that accumulate gradients have it, changes nothing. If a hook of the script runs it in backward,
+it applies the gradient of one micro-batch, and each rank that of another.
 """
 
 import functools
@@ -45,7 +46,7 @@ def _check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         step = session.step
         if step is None or step.mark is not None:
             continue
-        if step.loop is not None and not step.loop.ended:
+        if step.loop is not None and step.loop.begun and not step.loop.ended:
             problem = find_early(session.tracked, optimizer)
         else:
             problem = find_problem(session.tracked, optimizer) if step.reductions else ""
@@ -73,12 +74,15 @@ def find_early(tracked: Tracked, optimizer: torch.optim.Optimizer) -> str:
     """Describe what an optimizer that has just made a step within an inner loop fails to do; empty: nothing."""
     known = set(map(id, tracked.named_parameters().values()))
     held = [p for group in optimizer.param_groups for p in group["params"] if id(p) in known]
-    if not held or any(p.grad is not None for p in held):
+    if not held:
         return ""
+    why = "has no gradient to apply: .grad is None until the loop has ended"
+    if any(p.grad is not None for p in held):
+        why = "applies what this rank alone has computed, perhaps in a hook of the script that runs in backward"
     return (
-        f"{type(optimizer).__name__}.step() within the loop over step.batches has no gradient to apply: .grad is None "
-        "until the loop has ended. Call the optimizer's step, and a schedule's, after the loop, once for each step; "
-        "to accumulate gradients over more batches, raise global_batch"
+        f"{type(optimizer).__name__}.step() within the loop over step.batches {why}. Call the optimizer's step, and "
+        "a schedule's, after the loop, once for each step; to accumulate gradients over more batches, raise "
+        "global_batch"
     )
 
 

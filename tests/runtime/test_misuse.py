@@ -643,6 +643,34 @@ def test_a_schedule_that_is_not_tracked_is_noted(trial: Trial, tracked: bool) ->
     assert second.notes == ()
 
 
+@pytest.mark.parametrize("clears", [True, False])
+def test_an_optimizer_that_steps_in_backward(a_trial: Callable[..., Trial], clears: bool) -> None:
+    """One for each parameter, in a hook, which saves the memory for gradients."""
+    trial = a_trial()
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in trial.model.parameters()}
+
+    def apply(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()
+        if clears:
+            optimizers[parameter].zero_grad()
+
+    for parameter in trial.model.parameters():
+        parameter.register_post_accumulate_grad_hook(apply)
+    trial.job.track(model=trial.model)
+    with pytest.raises(Misuse, match=r"SGD\.step\(\) within .*this rank alone.* in backward"):
+        trial.take(first_step(trial))
+
+
+def test_an_optimizer_may_step_when_the_next_loop_has_not_begun(trial: Trial) -> None:
+    step = first_step(trial)
+    for batch in step.batches(trial.data, params=[trial.model.weight]):
+        step.backward(trial.loss(batch))
+    coming = step.batches(trial.data, params=[trial.model.bias])
+    trial.optimizer.step()
+    for batch in coming:
+        step.backward(trial.loss(batch))
+
+
 def test_within_the_loop_another_model_may_be_trained(trial: Trial) -> None:
     other = torch.nn.Linear(3, 1)
     of_other = torch.optim.Adam(other.parameters())
