@@ -74,6 +74,20 @@ class Buffers:
                 self.large.append(ref)
         self.small.sort(key=lambda ref: str(ref.tensor.device))
         self._sizes = [_size(ref.tensor) for ref in self.small]
+        self._known = {f"{name}.{place}" for name, place, *_ in _walk(tracked)}
+
+    def require_known(self, tracked: Tracked) -> None:
+        """Raises `Misuse` if a tracked module holds a buffer that it did not have when they were listed,
+        unless it can load one.
+        """
+        for name, place, owner, _ in _walk(tracked):
+            if f"{name}.{place}" not in self._known and _loads_as_torch(owner):
+                raise Misuse(
+                    f"forward gave a tracked module the buffer {name}.{place}. A checkpoint would hold it, and a rank "
+                    "that restarts or joins could not load it, because the script makes the module without it. "
+                    "Register it in __init__ with its final shape, or with persistent=False if a checkpoint need not "
+                    "hold it"
+                )
 
     def list_small(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """(tracked module, key in its state_dict, tensor) of the small buffers."""
@@ -188,13 +202,23 @@ def _size(tensor: torch.Tensor) -> int:
 
 def _list_buffers(tracked: Tracked) -> list[BufferRef]:
     found: dict[int, BufferRef] = {}
+    for name, place, owner, key in _walk(tracked):
+        new = BufferRef(name=f"{name}.{place}", owner=owner, key=key)
+        if not torch.nn.parameter.is_lazy(new.tensor):
+            found.setdefault(id(new.tensor), new).places.append((name, place))
+    return list(found.values())
+
+
+def _walk(tracked: Tracked) -> Iterator[tuple[str, str, torch.nn.Module, str]]:
+    """(tracked module, key in its state_dict, owner, the owner's key) of each persistent buffer."""
     for name, module in tracked.of_kind("module"):
         for path, owner in module.named_modules(remove_duplicate=False):
             for key, buffer in owner._buffers.items():
-                if buffer is None or torch.nn.parameter.is_lazy(buffer):
-                    continue
-                if key not in owner._non_persistent_buffers_set:
-                    place = ".".join(part for part in (path, key) if part)
-                    new = BufferRef(name=f"{name}.{place}", owner=owner, key=key)
-                    found.setdefault(id(buffer), new).places.append((name, place))
-    return list(found.values())
+                if buffer is not None and key not in owner._non_persistent_buffers_set:
+                    yield name, ".".join(part for part in (path, key) if part), owner, key
+
+
+def _loads_as_torch(owner: torch.nn.Module) -> bool:
+    """Whether the module loads only what it has."""
+    plain = type(owner)._load_from_state_dict is torch.nn.Module._load_from_state_dict
+    return plain and not owner._load_state_dict_pre_hooks

@@ -355,7 +355,7 @@ class Loop:
             session.meter.update(phase=Phase.REDUCED)
         step_checks.require_same_counts(step, self._counts_of_schedules)
         step_checks.require_finite(step, self._feed, summary)
-        step.start.check_large()
+        step.start.check_buffers()
         if session.most_reductions > 1 and step.reductions == 0:
             undo_step.keep_copy(step)
         factor = self._feed.global_batch / summary.total_weight if summary.total_weight else 1.0

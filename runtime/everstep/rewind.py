@@ -26,7 +26,7 @@ class StepStart:
     """A copy of what a step may change before its first reduction is applied."""
 
     def __init__(self, tracked: Tracked, buffers: Buffers, *, thorough: bool) -> None:
-        """`thorough`: also compare contents, which costs a pass over the state."""
+        """`thorough`: also compare contents, which costs a pass over the state, and list buffers."""
         self._tracked, self._buffers = tracked, buffers
         self._random = randomness.capture()
         self._small, self._settings = buffers.hold(), SmallState(tracked)
@@ -37,6 +37,7 @@ class StepStart:
         self._object_versions = {
             name: _list_versions_of(tensors) for name, tensors in self._objects.items()
         }
+        self._thorough = thorough
         self._contents = _digest(tracked) if thorough else None
 
     def untouched(self) -> bool:
@@ -92,8 +93,12 @@ class StepStart:
             self._buffers.put_back(small)
             randomness.restore(random)
 
-    def check_large(self) -> None:
-        """Raises `Misuse` if forward changed a buffer that is too large to be restored."""
+    def check_buffers(self) -> None:
+        """Raises `Misuse` if forward changed a buffer that is too large to be restored, or, in the first step,
+        made one.
+        """
+        if self._thorough:
+            self._buffers.require_known(self._tracked)
         if changed := self._buffers.find_changed_large(self._large):
             raise Misuse(
                 f"forward changes the buffer {changed}; buffers that change may have at most {SMALL_BYTES >> 20} MiB "

@@ -530,6 +530,56 @@ def test_a_large_buffer_that_forward_changes_in_an_evaluation(trial: Trial, with
             evaluate()
 
 
+class Registers(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "mask"):
+            self.register_buffer("mask", torch.ones(3), persistent=self.kept)
+        return x * self.mask
+
+    kept = True
+
+
+class Caches(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mask = torch.ones(3)
+        return x * self.mask
+
+
+class LoadsIt(Registers):
+    """A module that makes the buffer when it loads it, as some of torch's do."""
+
+    def _load_from_state_dict(self, *given: Any) -> None:
+        self.register_buffer("mask", torch.zeros(3))
+        super()._load_from_state_dict(*given)
+
+
+def take_with(trial: Trial, layer: torch.nn.Module) -> None:
+    trial.job.track(layer=layer)
+    step = first_step(trial)
+    for inputs, wanted in step.batches(trial.data):
+        step.backward(trial.loss((layer(inputs), wanted)))
+
+
+@pytest.mark.parametrize("kind", [Registers, Caches])
+def test_a_buffer_that_forward_makes(trial: Trial, kind: type[torch.nn.Module]) -> None:
+    """No restart could load a checkpoint with it."""
+    with pytest.raises(Misuse, match=r"the buffer layer\.mask.*in __init__.*persistent=False"):
+        take_with(trial, kind())
+
+
+def test_a_buffer_that_forward_makes_and_that_can_be_loaded_or_is_not_saved(
+    a_trial: Callable[..., Trial],
+) -> None:
+    cache = Registers()
+    cache.kept = False
+    for layer in (cache, LoadsIt()):
+        take_with(a_trial().track(), layer)
+
+
 def test_a_large_buffer_that_forward_changes(trial: Trial) -> None:
     counts = Counts()
     trial.job.track(counts=counts)
