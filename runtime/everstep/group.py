@@ -19,7 +19,7 @@ import torch
 from torch._C._distributed_c10d import ErrorType
 
 from everstep import device, group_sockets
-from everstep.last_sum import DirectSum, LastSum, Look, Note, QueuedSum, fits, ignore
+from everstep.last_sum import OF_SCRIPT, DirectSum, LastSum, Look, Note, QueuedSum, fits, ignore
 from everstep.mesh import Mesh
 from everstep.unit import Over, Squares, Unit
 
@@ -66,6 +66,11 @@ class Group(Protocol):
     def end_last(self, last: Any, look: TellMoved = tell_nobody) -> torch.Tensor | None:
         """Wait for the sum that `start_last` has started, and return it. None: this rank must leave the group."""
 
+    def add_up(self, numbers: torch.Tensor) -> torch.Tensor | None:
+        """Sum a few numbers outside of a step, [n] float64 on the CPU; the result is the same on all ranks.
+        None: this rank must leave the group. Raises `Misuse` if another rank is seen to sum something else.
+        """
+
     def add_squares(self, own: Squares) -> float | None:
         """Sum over the unit; the same result on all its ranks. None: a rank of the unit is lost."""
 
@@ -108,6 +113,9 @@ class LocalGroup:
 
     def end_last(self, last: Any, look: TellMoved = tell_nobody) -> torch.Tensor | None:
         return None if last is None else last.numbers
+
+    def add_up(self, numbers: torch.Tensor) -> torch.Tensor | None:
+        return None if self._cut.is_set() else numbers
 
     def add_squares(self, own: Squares) -> float | None:
         return own.total if self.unit is None else self.unit.add_squares(own)
@@ -217,6 +225,13 @@ class TorchGroup:
         if found is None:
             self.cut()
         return found
+
+    def add_up(self, numbers: torch.Tensor) -> torch.Tensor | None:
+        if self.mesh is None or not fits(numbers):
+            return numbers if self.wait([self.all_reduce(numbers)]) else None
+        last = DirectSum((), self.cut, ignore, numbers, self.rank, self.mesh, OF_SCRIPT)
+        last.follow()
+        return last.end(self._ends, _look_at_nothing)
 
     def _end_last(self, last: Any) -> torch.Tensor | None:
         # NCCL calls back at an operation's launch, so the main thread checks when it is complete.

@@ -328,17 +328,16 @@ class Job:
         with self._asides.begin(Where.EVALUATE, "evaluate"):
             self._park_if_broken()
             plain = [v.item() if hasattr(v, "item") else float(v) for v in values]
-            numbers = torch.tensor(plain, dtype=torch.float64, device=session.device)
+            numbers = torch.tensor(plain, dtype=torch.float64, device="cpu")
             membership = session.membership
             if membership.mesh.place_of(membership.rank) != 0:
                 numbers.zero_()
             with session.meter.charging("wait", waiting=True):
-                group = membership.group
-                complete = group.wait([group.all_reduce(numbers)])
-            if not complete:
+                total = membership.group.add_up(numbers)
+            if total is None:
                 sound = session.is_sound()
                 session.park(session.applied, sound=sound, why="job.sum: a collective failed")
-            return tuple(numbers.tolist())
+            return tuple(total.tolist())
 
     def _begin(self, number: int, starting: bool) -> StepState:
         """Begin a step. Steps count as start-up up to the first one that this rank computes,

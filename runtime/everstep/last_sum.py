@@ -5,6 +5,9 @@ gloo calls back when an operation has ended, in its only thread, which then begi
 operation. The callback of a rank's last bucket sends the rank's numbers at once: no main thread has
 to wake up first, which would need a core that another rank may occupy. The callback of a failed
 bucket cuts the group instead.
+
+The sums of `job.sum` go the same way, without buckets. Each message begins with what it is of, so a
+script that calls `job.sum` on some ranks only is told so.
 """
 
 import threading
@@ -14,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from everstep.errors import Misuse
 from everstep.mesh import LARGEST, Mesh
 
 Look = Callable[[], None]
@@ -22,6 +26,8 @@ Ends = Callable[[Any], bool]
 """Waits for an operation. Returns whether it is complete."""
 Note = Callable[[int], None]
 """Called with the number of buckets that are complete, from any thread."""
+OF_STEP, OF_SCRIPT = b"of step ", b"job.sum "
+"""What a rank sums, as the first eight bytes of its message."""
 
 
 def ignore(complete: int) -> None:
@@ -92,6 +98,7 @@ class DirectSum(LastSum):
 
     Args:
         numbers: this rank's, [n] float64.
+        what: `OF_STEP` or `OF_SCRIPT`.
     """
 
     def __init__(
@@ -102,9 +109,10 @@ class DirectSum(LastSum):
         numbers: torch.Tensor,
         rank: int,
         mesh: Mesh,
+        what: bytes = OF_STEP,
     ) -> None:
         super().__init__(buckets, cut, note)
-        self._body = numbers.numpy().tobytes()
+        self._what, self._body = what, what + numbers.numpy().tobytes()
         self._rank, self._mesh = rank, mesh
 
     def complete(self) -> None:
@@ -112,21 +120,35 @@ class DirectSum(LastSum):
         self._mesh.send(self._body)
 
     def end(self, ends: Ends, look: Look) -> torch.Tensor | None:
-        """Raises `ValueError` if the ranks differ in how many numbers they send."""
-        found = self._mesh.receive(look)
+        """Raises `Misuse` if the ranks differ in what they sum, or in how many numbers they send."""
+        found = self._mesh.receive(look, self._require_same)
         if found is None:
             self._cut()  # else a bucket might never end
         if not self._end_buckets(ends) or found is None:
             return None
         found[self._rank] = self._body
-        sizes = {rank: len(body) // 8 for rank, body in sorted(found.items())}
+        sizes = {rank: len(body) // 8 - 1 for rank, body in sorted(found.items())}
         if len(set(sizes.values())) > 1:
-            raise ValueError(
-                f"how many numbers each rank tells of the step: {sizes}; all ranks must train the "
-                "same model, and draw from the same feed with the same global_batch and micro_batch"
+            raise Misuse(_SIZES[self._what].format(sizes=sizes))
+        rows = [np.frombuffer(found[rank], np.float64, offset=len(self._what)) for rank in sizes]
+        return torch.from_numpy(np.stack(rows).sum(0))
+
+    def _require_same(self, rank: int, body: bytes) -> None:
+        """A rank that sums something else waits for this one, as this one would for it."""
+        theirs = body[: len(self._what)]
+        if theirs != self._what:
+            script, step = (rank, self._rank) if theirs == OF_SCRIPT else (self._rank, rank)
+            raise Misuse(
+                f"rank {script} is in job.sum, and rank {step} sums the gradients of a step: every rank must call "
+                "job.sum as often. Call it outside of any condition that differs between ranks, such as job.is_first"
             )
-        rows = np.stack([np.frombuffer(found[rank], np.float64) for rank in sizes])
-        return torch.from_numpy(rows.sum(0))
+
+
+_SIZES = {
+    OF_STEP: "how many numbers each rank tells of the step: {sizes}; all ranks must train the same model, and draw "
+    "from the same feed with the same global_batch and micro_batch",
+    OF_SCRIPT: "job.sum: how many values each rank gives: {sizes}; all ranks must give the same number of values",
+}
 
 
 class QueuedSum(LastSum):
@@ -164,4 +186,4 @@ class QueuedSum(LastSum):
 
 def fits(numbers: torch.Tensor) -> bool:
     """Whether a `DirectSum` may be used."""
-    return numbers.numel() * numbers.element_size() <= LARGEST
+    return len(OF_STEP) + numbers.numel() * numbers.element_size() <= LARGEST

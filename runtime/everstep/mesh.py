@@ -32,6 +32,8 @@ LOOK_MS = 100
 """How often a rank that waits calls its `look`."""
 Look = Callable[[], None]
 """Called again and again while a rank waits. What it raises ends the wait."""
+Check = Callable[[int, bytes], None]
+"""Called with a rank and its message. What it raises ends the wait."""
 
 
 class Mesh:
@@ -60,17 +62,22 @@ class Mesh:
         except OSError:
             self.cut()
 
-    def receive(self, look: Look = lambda: None) -> dict[int, bytes] | None:
+    def receive(
+        self, look: Look = lambda: None, check: Check = lambda rank, body: None
+    ) -> dict[int, bytes] | None:
         """Return the next message of each other rank. Blocks until all are there, and calls `look`
         meanwhile. None: a rank is gone, or this one was cut off; all connections are cut then.
+
+        Args:
+            check: called with each message when it is there, while others may be on their way.
         """
         try:
-            return self._read_all(look)
+            return self._read_all(look, check)
         except OSError:
             self.cut()
             return None
 
-    def _read_all(self, look: Look) -> dict[int, bytes]:
+    def _read_all(self, look: Look, check: Check) -> dict[int, bytes]:
         """Read in the order of arrival: the end of any connection must be noticed at once."""
         waiting = select.poll()
         ranks = {}
@@ -87,6 +94,7 @@ class Mesh:
                 rank = ranks[number]
                 if messages[rank].read_some():
                     found[rank] = messages[rank].body
+                    check(rank, found[rank])
                     waiting.unregister(number)
         return found
 

@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import ErrorType
 
 from everstep import forming
 from everstep import group as groups
+from everstep.errors import Misuse
 from everstep.group import TorchGroup
 from everstep.mesh import Listener
 from runtime.test_transfer import Keys
@@ -271,8 +272,44 @@ def test_the_last_sum_of_different_numbers_says_so(ranks: list[TorchGroup]) -> N
         lasts = [r.start_last([], torch.ones(2 + r.rank, dtype=torch.float64)) for r in ranks]
         ends = [threads.submit(r.end_last, last) for r, last in zip(ranks, lasts, strict=True)]
         for end in ends:
-            with pytest.raises(ValueError, match=r"\{0: 2, 1: 3, 2: 4\}; all ranks must train"):
+            with pytest.raises(Misuse, match=r"\{0: 2, 1: 3, 2: 4\}; all ranks must train"):
                 end.result(10)
+
+
+def test_a_sum_of_the_script(ranks: list[TorchGroup]) -> None:
+    with ThreadPoolExecutor(3) as threads:
+        for _ in range(2):
+            numbers = [torch.tensor([1.0, 10.0], dtype=torch.float64) * r.rank for r in ranks]
+            sums = threads.map(TorchGroup.add_up, ranks, numbers)
+            assert [total.tolist() for total in sums if total is not None] == [[3.0, 30.0]] * 3
+
+
+def test_a_sum_of_the_script_on_one_rank_while_others_end_a_step(ranks: list[TorchGroup]) -> None:
+    """The others' buckets are never complete, because one rank has launched none."""
+    if ranks[0].mesh is None:
+        pytest.skip("gloo does not compare what is summed")
+    numbers = torch.ones(2, dtype=torch.float64)
+    with ThreadPoolExecutor(3) as threads:
+        alone = threads.submit(ranks[0].add_up, numbers)
+        lasts = [r.start_last([r.all_reduce(torch.ones(1000))], numbers) for r in ranks[1:]]
+        ends = [threads.submit(r.end_last, last) for r, last in zip(ranks[1:], lasts, strict=True)]
+        for rank, end in enumerate(ends, 1):
+            told = f"rank 0 is in job.sum, and rank {rank} sums the gradients of a step"
+            with pytest.raises(Misuse, match=told):
+                end.result(10)
+        for one in ranks:
+            one.cut()
+        assert alone.result(10) is None
+
+
+def test_a_sum_of_the_script_of_different_numbers_says_so(ranks: list[TorchGroup]) -> None:
+    if ranks[0].mesh is None:
+        pytest.skip("gloo does not compare sizes")
+    with ThreadPoolExecutor(3) as threads:
+        sums = [threads.submit(r.add_up, torch.ones(1 + r.rank % 2).double()) for r in ranks]
+        for one in sums:
+            with pytest.raises(Misuse, match=r"values each rank gives: \{0: 1, 1: 2, 2: 1\}"):
+                one.result(10)
 
 
 def test_a_group_that_was_left_closes_its_sockets_at_once(ranks: list[TorchGroup]) -> None:
