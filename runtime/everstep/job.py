@@ -222,8 +222,8 @@ class Job:
         """Take a checkpoint at the end of the current step, in addition to those
         that the job's settings request.
 
-        Every rank must call it in the same step. It returns at once: the copy is made during the
-        next step, and committed in the background.
+        Every rank must call it in the same step, because each saves its part. It returns at once: the
+        copy is made during the next step, and committed in the background.
 
         Args:
             pin: name under which the checkpoint is kept, whatever the number of checkpoints to
@@ -233,7 +233,8 @@ class Job:
                 a note reports that.
 
         Raises:
-            Misuse: called outside of a step, or `pin` is not such a name.
+            Misuse: called outside of a step, or `pin` is not such a name; in the next step: not every
+                rank has called it.
         """
         pin = validate.pin_or_none("job.save: pin", pin)
         if self._session.step is None:

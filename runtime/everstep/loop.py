@@ -286,7 +286,11 @@ class Loop:
         losses = device.read_numbers(list(self._losses.values()))
         for index, loss in zip(self._losses, losses, strict=True):
             self._parts.losses[index] = loss
-        self._parts.draw[:] = self._draw * self._parts.counts.sum()
+        own = self._parts.counts.sum()
+        self._parts.draw[:] = self._draw * own
+        if session.told_epoch:  # else this process has not taken a step yet
+            saved = session.saves.asked.step == self._step.number - 1
+            self._parts.saves[:] = (own, 0) if saved else (0, own)
         if self._counts:
             self._parts.used[:] = session.reducer.used()
         if self._counts and self._buffers_after is not None:
@@ -350,6 +354,7 @@ class Loop:
         summary = vector.read_summary(parts)
         self._require_each_once(summary)
         self._require_same_draw(parts)
+        self._require_same_saves(parts)
         more = step.reductions + 1 < session.most_reductions
         if not more:
             session.meter.update(phase=Phase.REDUCED)
@@ -404,6 +409,14 @@ class Loop:
                 "another rank from another feed, or at another place, so the sum has samples of both. All ranks must "
                 "draw from the same feeds in each step: choose by step.number, or by random numbers of torch, numpy "
                 "or random, which are the same on all ranks between two loops"
+            )
+
+    def _require_same_saves(self, parts: vector.Parts) -> None:
+        if parts.saves.all():
+            raise Misuse(
+                f"step {self._step.number - 1}: job.save was called on some ranks only, so that save cannot be "
+                "complete, and saves after it find no room. Call it on every rank, outside of any condition that "
+                "differs between ranks, such as job.is_first: each rank saves its part"
             )
 
     def _entry(self, summary: vector.Summary) -> LedgerEntry:

@@ -34,7 +34,7 @@ class Layout:
     @property
     def sizes(self) -> tuple[int, ...]:
         m = self.micro_batches
-        return (m, m, m, m, 1, self.samples, self.parameters, self.buffers)
+        return (m, m, m, m, 1, 2, self.samples, self.parameters, self.buffers)
 
     def parts(self, numbers: Numbers) -> "Parts":
         """Views of `numbers`, shape [size]: filling them fills the vector."""
@@ -60,6 +60,10 @@ class Parts:
     draw: Numbers
     """[1] A number that stands for the feed and the place from which a rank draws, once for each
     micro-batch.
+    """
+    saves: Numbers
+    """[2] How many micro-batches come from ranks whose script called `job.save` in the step before, and
+    from ranks whose script did not. A rank that was not there then counts in neither.
     """
     samples: Numbers
     """[samples] 1 + index in the dataset, 0: nobody fetched it. Exact below 2**53."""

@@ -101,6 +101,26 @@ def test_ranks_that_draw_from_different_feeds_apply_nothing(tmp_path: Path) -> N
             assert "step 3: this rank drew from feed" in failed.message
 
 
+def test_a_save_that_some_ranks_only_ask_for(tmp_path: Path) -> None:
+    def main(job: Job) -> None:
+        model = a_model()
+        job.track(model=model)
+        data = job.batches(a_dataset(), global_batch=8, micro_batch=2)
+        for step in job.steps(until=6):
+            if step.number == 2 or (step.number == 4 and job.is_first):
+                job.save()
+            for inputs, wanted in step.batches(data):
+                step.backward(nn.functional.cross_entropy(model(inputs), wanted))
+
+    with agent(tmp_path, lambda: run(main), 2) as ours:
+        ours.wait_for(lambda w: bool(w.of(wire.Failed) or w.of(wire.Finished)))
+        for worker in ours.workers:
+            assert [a.step for a in worker.of(wire.Applied)] == [1, 2, 3, 4]
+            (failed,) = worker.of(wire.Failed)
+            assert failed.cause == "Misuse", failed.message
+            assert "step 4: job.save was called on some ranks only" in failed.message
+
+
 class Counted(nn.Module):
     """Counts its calls in a buffer that float64 cannot hold exactly; `forward` reads the buffer."""
 
