@@ -19,7 +19,17 @@ import torch
 from torch._C._distributed_c10d import ErrorType
 
 from everstep import device, group_sockets
-from everstep.last_sum import OF_SCRIPT, DirectSum, LastSum, Look, Note, QueuedSum, fits, ignore
+from everstep.last_sum import (
+    OF_SCRIPT,
+    THE_END,
+    DirectSum,
+    LastSum,
+    Look,
+    Note,
+    QueuedSum,
+    fits,
+    ignore,
+)
 from everstep.mesh import Mesh
 from everstep.unit import Over, Squares, Unit
 
@@ -71,6 +81,9 @@ class Group(Protocol):
         None: this rank must leave the group. Raises `Misuse` if another rank is seen to sum something else.
         """
 
+    def tell_end(self) -> None:
+        """Tell the other ranks that this one's script has ended. One of them may wait for it in `add_up`."""
+
     def add_squares(self, own: Squares) -> float | None:
         """Sum over the unit; the same result on all its ranks. None: a rank of the unit is lost."""
 
@@ -116,6 +129,9 @@ class LocalGroup:
 
     def add_up(self, numbers: torch.Tensor) -> torch.Tensor | None:
         return None if self._cut.is_set() else numbers
+
+    def tell_end(self) -> None:
+        pass
 
     def add_squares(self, own: Squares) -> float | None:
         return own.total if self.unit is None else self.unit.add_squares(own)
@@ -164,6 +180,10 @@ class TorchGroup:
         """The rendezvous stores, which torch uses again if the script makes groups of its own."""
         self.mesh: Mesh | None = None
         """The ranks' own connections; None: they have none."""
+        self._sent: threading.Event | None = None
+        """Gloo's thread has sent this rank's newest message; None: it has sent none. The main thread may
+        have those of all others before.
+        """
         self._cut_at: float | None = None
         self.abandoned = False
         self._group = made
@@ -187,6 +207,7 @@ class TorchGroup:
         last: LastSum
         if self.mesh is not None and fits(numbers):
             last = DirectSum(works, self.cut, note, numbers, self.rank, self.mesh)
+            self._sent = last.sent
         else:
             last = QueuedSum(works, self.cut, note, numbers, self.world)
         # gloo's thread runs it after the buckets only if they are sums of the same group.
@@ -230,8 +251,19 @@ class TorchGroup:
         if self.mesh is None or not fits(numbers):
             return numbers if self.wait([self.all_reduce(numbers)]) else None
         last = DirectSum((), self.cut, ignore, numbers, self.rank, self.mesh, OF_SCRIPT)
+        self._wait_sent()
         last.follow()
         return last.end(self._ends, _look_at_nothing)
+
+    def tell_end(self) -> None:
+        if self.mesh is not None:
+            self._wait_sent()
+            self.mesh.send(THE_END)
+
+    def _wait_sent(self) -> None:
+        while self._sent is not None and self._cut_at is None:
+            if self._sent.wait(LOOK.total_seconds()):
+                return
 
     def _end_last(self, last: Any) -> torch.Tensor | None:
         # NCCL calls back at an operation's launch, so the main thread checks when it is complete.

@@ -26,8 +26,8 @@ Ends = Callable[[Any], bool]
 """Waits for an operation. Returns whether it is complete."""
 Note = Callable[[int], None]
 """Called with the number of buckets that are complete, from any thread."""
-OF_STEP, OF_SCRIPT = b"of step ", b"job.sum "
-"""What a rank sums, as the first eight bytes of its message."""
+OF_STEP, OF_SCRIPT, THE_END = b"of step ", b"job.sum ", b"the end "
+"""What a rank sums, as the first eight bytes of its message; or that its script has ended."""
 
 
 def ignore(complete: int) -> None:
@@ -114,10 +114,13 @@ class DirectSum(LastSum):
         super().__init__(buckets, cut, note)
         self._what, self._body = what, what + numbers.numpy().tobytes()
         self._rank, self._mesh = rank, mesh
+        self.sent = threading.Event()
+        """This rank's message is sent to all: whoever sends the next one has to wait for that."""
 
     def complete(self) -> None:
         super().complete()
         self._mesh.send(self._body)
+        self.sent.set()
 
     def end(self, ends: Ends, look: Look) -> torch.Tensor | None:
         """Raises `Misuse` if the ranks differ in what they sum, or in how many numbers they send."""
@@ -136,14 +139,22 @@ class DirectSum(LastSum):
     def _require_same(self, rank: int, body: bytes) -> None:
         """A rank that sums something else waits for this one, as this one would for it."""
         theirs = body[: len(self._what)]
+        if theirs == THE_END:
+            if self._what == OF_STEP:
+                return  # the agents tell after which steps the scripts have ended
+            raise Misuse(
+                f"rank {self._rank} is in job.sum, and the script of rank {rank} has ended: every rank must call "
+                f"job.sum as often. {_FIX}"
+            )
         if theirs != self._what:
             script, step = (rank, self._rank) if theirs == OF_SCRIPT else (self._rank, rank)
             raise Misuse(
                 f"rank {script} is in job.sum, and rank {step} sums the gradients of a step: every rank must call "
-                "job.sum as often. Call it outside of any condition that differs between ranks, such as job.is_first"
+                f"job.sum as often. {_FIX}"
             )
 
 
+_FIX = "Call it outside of any condition that differs between ranks, such as job.is_first"
 _SIZES = {
     OF_STEP: "how many numbers each rank tells of the step: {sizes}; all ranks must train the same model, and draw "
     "from the same feed with the same global_batch and micro_batch",

@@ -270,6 +270,7 @@ def _finish(session: Session) -> NoReturn:
             "of job.steps, or sys.exit?); a job ends when `until` is reached. To end it earlier, call job.stop() in "
             "its last step, on every rank",
         )
+    session.membership.group.tell_end()
     session.agent.send(wire.Finished(epoch=session.epoch, step=session.applied))
     agent = session.agent
     assert isinstance(agent, agent_socket.AgentSocket)

@@ -15,6 +15,7 @@ from everstep import forming
 from everstep import group as groups
 from everstep.errors import Misuse
 from everstep.group import TorchGroup
+from everstep.last_sum import OF_STEP
 from everstep.mesh import Listener
 from runtime.test_transfer import Keys
 
@@ -284,6 +285,39 @@ def test_a_sum_of_the_script(ranks: list[TorchGroup]) -> None:
             assert [total.tolist() for total in sums if total is not None] == [[3.0, 30.0]] * 3
 
 
+def test_a_sum_of_the_script_waits_until_that_of_the_step_is_sent(
+    ranks: list[TorchGroup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gloo's thread sends that one, and may be slow."""
+    if ranks[0].mesh is None:
+        pytest.skip("gloo has one queue")
+    begun, may_send, send = threading.Event(), threading.Event(), ranks[0].mesh.send
+
+    def send_late(body: bytes) -> None:
+        if body.startswith(OF_STEP):
+            begun.set()
+            assert may_send.wait(10)
+        send(body)
+
+    monkeypatch.setattr(ranks[0].mesh, "send", send_late)
+    numbers = torch.ones(1, dtype=torch.float64)
+    with ThreadPoolExecutor(5) as threads:
+        lasts = [threads.submit(r.start_last, [], numbers) for r in ranks]
+        assert begun.wait(10)
+        assert ranks[0].mesh.receive() is not None
+        late = threads.submit(ranks[0].add_up, numbers * 2)
+        time.sleep(0.01)
+        may_send.set()
+        try:
+            for one, last in zip(ranks[1:], lasts[1:], strict=True):
+                assert one.end_last(last.result(10)).tolist() == [3.0]
+            sums = [*threads.map(lambda r: r.add_up(numbers * 2), ranks[1:]), late.result(10)]
+        finally:
+            for one in ranks:
+                one.cut()
+        assert [total.tolist() for total in sums if total is not None] == [[6.0]] * 3
+
+
 def test_a_sum_of_the_script_on_one_rank_while_others_end_a_step(ranks: list[TorchGroup]) -> None:
     """The others' buckets are never complete, because one rank has launched none."""
     if ranks[0].mesh is None:
@@ -300,6 +334,17 @@ def test_a_sum_of_the_script_on_one_rank_while_others_end_a_step(ranks: list[Tor
         for one in ranks:
             one.cut()
         assert alone.result(10) is None
+
+
+def test_a_sum_of_the_script_on_one_rank_after_the_end_of_others(ranks: list[TorchGroup]) -> None:
+    if ranks[0].mesh is None:
+        pytest.skip("nobody is told")
+    for one in ranks[1:]:
+        one.tell_end()
+    with pytest.raises(
+        Misuse, match=r"rank 0 is in job\.sum, and the script of rank [12] has ended"
+    ):
+        ranks[0].add_up(torch.ones(1, dtype=torch.float64))
 
 
 def test_a_sum_of_the_script_of_different_numbers_says_so(ranks: list[TorchGroup]) -> None:
