@@ -222,8 +222,9 @@ class Job:
         """Take a checkpoint at the end of the current step, in addition to those
         that the job's settings request.
 
-        Every rank must call it in the same step, because each saves its part. It returns at once: the
-        copy is made during the next step, and committed in the background.
+        Every rank must call it in the same step, because each saves its part; if only some have, all
+        save the next step instead, and a note reports that. It returns at once: the copy is made during
+        the next step, and committed in the background.
 
         Args:
             pin: name under which the checkpoint is kept, whatever the number of checkpoints to
@@ -233,8 +234,7 @@ class Job:
                 a note reports that.
 
         Raises:
-            Misuse: called outside of a step, or `pin` is not such a name; in the next step: not every
-                rank has called it.
+            Misuse: called outside of a step, or `pin` is not such a name.
         """
         pin = validate.pin_or_none("job.save: pin", pin)
         if self._session.step is None:
@@ -314,7 +314,8 @@ class Job:
         it marks the step as applied.
 
         Raises:
-            Misuse: a value is not a number; the script is not in `steps` yet: a rank that joins
+            Misuse: a value is not a number; another rank is seen not to sum, or to give another number
+                of values; the script is not in `steps` yet: a rank that joins
                 the running job would be alone with its sum; or it is within an evaluation of which
                 some ranks have more batches than others.
         """

@@ -354,7 +354,7 @@ class Loop:
         summary = vector.read_summary(parts)
         self._require_each_once(summary)
         self._require_same_draw(parts)
-        self._require_same_saves(parts)
+        self._save_instead(parts)
         more = step.reductions + 1 < session.most_reductions
         if not more:
             session.meter.update(phase=Phase.REDUCED)
@@ -411,12 +411,17 @@ class Loop:
                 "or random, which are the same on all ranks between two loops"
             )
 
-    def _require_same_saves(self, parts: vector.Parts) -> None:
+    def _save_instead(self, parts: vector.Parts) -> None:
+        """If only some ranks have asked to save the step before, which cannot be complete, have all of
+        them save this one.
+        """
         if parts.saves.all():
-            raise Misuse(
-                f"step {self._step.number - 1}: job.save was called on some ranks only, so that save cannot be "
-                "complete, and saves after it find no room. Call it on every rank, outside of any condition that "
-                "differs between ranks, such as job.is_first: each rank saves its part"
+            number = self._step.number
+            self._session.saves.asked.ask(number, None)
+            self._session.note(
+                f"step {number - 1}: job.save was called on some ranks only, and each rank saves its part: all ranks "
+                f"save step {number} instead. Call it on every rank, outside of any condition that differs between "
+                "ranks, such as job.is_first or the time"
             )
 
     def _entry(self, summary: vector.Summary) -> LedgerEntry:
