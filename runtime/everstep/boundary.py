@@ -54,11 +54,11 @@ def cross(session: Session, step: StepState) -> None:
     """
     if step.mark is not None and rewind.fingerprint(session.tracked) != step.mark:
         raise Misuse(
-            f"step {step.number}: parameters or a schedule changed after job.evaluate, job.pause "
-            "or job.sum; these mark the step as applied, so they come after everything that "
-            "changes the state. To evaluate averaged weights, use a copy of the model. A schedule that needs the "
-            "result (ReduceLROnPlateau) steps before the loop of the next step; keep the result in a tracked object "
-            "until then"
+            f"step {step.number}: parameters, a learning rate or a schedule changed after job.evaluate, job.pause or "
+            "job.sum; these mark the step as applied, so they come after everything that changes the state. To "
+            "evaluate averaged weights, use a copy of the model. A schedule that needs the result (ReduceLROnPlateau) "
+            "steps before the loop of the next step, and a learning rate is set there; keep the result in a tracked "
+            "object until then"
         )
     mark_applied(session, step)
     if session.broken:

@@ -129,12 +129,23 @@ def _raise_versions(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def fingerprint(tracked: Tracked) -> tuple[Any, ...]:
-    """A value that changes when a tracked parameter, or the memory that it lies in, or the count of a
-    schedule changes.
+    """A value that changes when a tracked parameter, or the memory that it lies in, a setting of an optimizer,
+    or the count of a schedule changes.
     """
     counts = list_counts(tracked).values()
     places = tuple(local_of(p).data_ptr() for p in tracked.named_parameters().values())
-    return (sum(list_versions(tracked).values()), places, *counts)
+    return (sum(list_versions(tracked).values()), places, _list_settings(tracked), *counts)
+
+
+def _list_settings(tracked: Tracked) -> list[tuple[str, Any]]:
+    """The numbers among the optimizers' settings, and the versions of those that are tensors."""
+    groups = (g for _, optimizer in tracked.of_kind("optimizer") for g in optimizer.param_groups)
+    settings = (
+        (k, version_of(v) if isinstance(v, torch.Tensor) else v)
+        for g in groups
+        for k, v in g.items()
+    )
+    return [(key, value) for key, value in settings if type(value) in (int, float, bool)]
 
 
 def list_counts(tracked: Tracked) -> dict[str, Any]:

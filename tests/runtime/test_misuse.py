@@ -361,7 +361,9 @@ def test_a_change_of_state_after_the_step_was_marked_applied(
     trial = a_trial()
     trial.optimizer = OPTIMIZERS[kind](trial.model.parameters())
     trial.track()
-    with pytest.raises(Misuse, match=r"parameters or a schedule changed after job\.evaluate"):
+    with pytest.raises(
+        Misuse, match=r"parameters, a learning rate or a schedule changed after job"
+    ):
         for step in trial.job.steps(until=3):
             for batch in step.batches(trial.data):
                 step.backward(trial.loss(batch))
@@ -451,6 +453,36 @@ def test_averaged_weights_that_stand_in_for_the_parameters_after_the_step(trial:
             weight.data = averaged
             list(trial.job.evaluate(trial.data))
             weight.data = own
+
+
+def halve(rate: Any) -> Any:
+    return rate.mul_(0.5) if isinstance(rate, torch.Tensor) else rate * 0.5
+
+
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["a number", "a tensor"])
+@pytest.mark.parametrize("early", [True, False])
+def test_a_learning_rate_that_depends_on_a_result(
+    a_trial: Callable[..., Trial], rate: Any, early: bool
+) -> None:
+    """If a rank is lost between the two, the others save the step with the rate that it had."""
+    trial = a_trial()
+    trial.optimizer = torch.optim.SGD(trial.model.parameters(), lr=halve(rate) * 2)
+    (group,) = trial.track().optimizer.param_groups
+
+    def train() -> None:
+        for step in trial.job.steps(until=3):
+            if not early:
+                group["lr"] = halve(group["lr"])
+            trial.take(step)
+            trial.job.sum(1.0)
+            if early:
+                group["lr"] = halve(group["lr"])
+
+    if early:
+        with pytest.raises(Misuse, match=r"a learning rate .* is set there"):
+            train()
+    else:
+        train()
 
 
 class Last:
