@@ -10,10 +10,10 @@ _V2 = ("cpu.max",)
 
 
 def share_cores(workers: int, mounts: Path = MOUNTS, own: Path = OWN) -> int:
-    """How many of them each of so many workers gets; at least one.
+    """How many cores each of `workers` processes gets if they share those that may be used; at least one.
 
-    The kernel's affinity mask has all cores of the node, whatever the container's CPU limit is. More
-    threads than the limit allows would all stand still for the rest of each period once it is used up.
+    The affinity mask of a container has all cores of the node, whatever its CPU limit is. If more
+    threads run than the limit allows, the kernel stops them all for the rest of each period.
     """
     cores = float(len(os.sched_getaffinity(0)))
     limit = _read_limit(mounts, own)
