@@ -75,3 +75,12 @@ def test_the_parts_of_the_next_step_are_shown_with_how_many_runs_keep_to_the_rul
         "| everstep in place | 2 | 3 | 100 | 50 | 40 | 30 / 90 / 90 | 2 of 3 |"
     ]
     assert build_split_table(rows[3:]) == ""
+
+
+def test_a_group_that_cannot_return_to_its_full_size_says_why() -> None:
+    cell = {"system": "torchft", "settings": "tight", "problem": "", "limit": 120.0}
+    row = {**cell, "seconds_to_next_step": 0.3, "seconds_to_full_size": None}
+    stopped = build_table([{**row, "fault": "SIGSTOP"}])
+    killed = build_table([{**row, "fault": "SIGKILL"}])
+    assert "never: only a process that has ended is replaced" in stopped
+    assert "1 not within 120 s" in killed

@@ -1,7 +1,6 @@
 """Arguments, the order of the runs, raw results that a stopped benchmark resumes from, the table."""
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -10,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from everstep_recovery import environments, plot, table
+from everstep_recovery import environments, plot, results, table
+from everstep_recovery.faults import FAULTS
 from everstep_recovery.processes import RunFailed
-from everstep_recovery.running import FAULTS, Plan, play
+from everstep_recovery.running import Plan, play
 from everstep_recovery.systems import SYSTEMS, System
 from everstep_recovery.table import Row
 
@@ -25,12 +25,11 @@ LIMIT_SECONDS = 120.0
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that started processes end, too
-    rows: list[Row] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-    known = {_cell(row) for row in rows}
+    known = {_cell(row) for row in results.read(RESULTS)}
     asked = [s for s in SYSTEMS if s.title in (options.only or ())]
     chosen = asked or [s for s in SYSTEMS if not s.variant and (options.full or not s.dear)]
     runs = [(fault, run) for fault in options.faults for run in range(options.runs)]
-    cells = [(system, fault, run) for fault, run in runs for system in chosen]
+    cells = [(s, fault, run) for fault, run in runs for s in chosen if not _why_not(s, fault)]
     random.Random(options.seed).shuffle(cells)
     left = [c for c in cells if (c[0].title, options.ranks, c[1], c[2]) not in known]
     if len(left) < len(cells):
@@ -45,14 +44,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
             flush=True,
         )
-        rows.append(_play(system, fault, run, options))
-        RESULTS.parent.mkdir(parents=True, exist_ok=True)
-        RESULTS.write_text(json.dumps(rows, indent=1))
-    _show(rows, options)
+        results.append(RESULTS, _play(system, fault, run, options))
+    _show(results.read(RESULTS), chosen, options)
     return 0
 
 
-def _show(rows: Sequence[Row], options: argparse.Namespace) -> None:
+def _why_not(system: System, fault: str) -> str:
+    """Why the system does not run the fault; empty if it does."""
+    return system.one_node if FAULTS[fault].node else ""
+
+
+def _show(rows: Sequence[Row], chosen: Sequence[System], options: argparse.Namespace) -> None:
     shown = [r for r in rows if r["ranks"] == options.ranks]
     for fault in options.faults:
         whole, sharded = table.split_by_shard([r for r in shown if r["fault"] == fault])
@@ -60,6 +62,9 @@ def _show(rows: Sequence[Row], options: argparse.Namespace) -> None:
             print(f"\n{fault}\n{table.build_table(whole)}")
         if sharded:
             print(f"\n{fault}, sharded\n{table.build_table(sharded, table.OURS_SHARDED)}")
+        for system in chosen:
+            if reason := _why_not(system, fault):
+                print(f"not run: {system.title}: {reason}")
     fault = options.faults[0]
     if split := table.build_split_table([r for r in rows if r["fault"] == fault]):
         print(f"\n{fault}: the next step in parts, ms\n{split}")

@@ -11,15 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from everstep_recovery import workload
+from everstep_recovery.faults import SETTLED_STEPS
 from everstep_recovery.systems import System, build_environ
 
 START_SECONDS = 120.0
 LOOK_SECONDS = 0.05
 END_SECONDS = 10.0
-SETTLED_STEPS = 12
-"""Steps before the first fault. They include the first checkpoint, so that no system restarts from
-step 1.
-"""
 
 
 class RunFailed(Exception):

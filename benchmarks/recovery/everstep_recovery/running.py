@@ -2,7 +2,6 @@
 
 import random
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
@@ -10,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everstep_recovery import processes
+from everstep_recovery.faults import FAULTS
 from everstep_recovery.lines import Line, parse_lines
 from everstep_recovery.reading import Cost, judge
 from everstep_recovery.systems import System
 
-LEARNT_STEPS = 65
-"""After this many steps Everstep has learnt how long a step takes."""
 AFTER_STEPS = 5
 """Number of steps at full size after which a run is over."""
 
@@ -29,44 +27,16 @@ class Plan:
     fault: str = "SIGKILL"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    signal: signal.Signals
-    ranks: int = 1
-    """How many ranks get the signal."""
-    node: bool = False
-    """All processes of the rank's node get the signal."""
-
-    @property
-    def warm_up(self) -> int:
-        """Steps before the fault. Processes that are stopped are found by limits that Everstep must
-        have learnt.
-        """
-        return LEARNT_STEPS if self.signal is signal.SIGSTOP else processes.SETTLED_STEPS
-
-
-NODE = "node without power"
-FAULTS = {
-    "SIGKILL": Fault(signal=signal.SIGKILL),
-    "SIGSTOP": Fault(signal=signal.SIGSTOP),
-    "SIGSEGV": Fault(signal=signal.SIGSEGV),
-    "SIGKILL of two": Fault(signal=signal.SIGKILL, ranks=2),
-    NODE: Fault(signal=signal.SIGSTOP, node=True),
-}
-"""To the other nodes, a node without power looks like one whose processes are stopped: it sends
-nothing, and its connections stay open.
-"""
-
-
 def play(system: System, plan: Plan) -> Cost:
     """Play one run and return the cost of its fault. Raises `processes.RunFailed`."""
-    folder = Path(tempfile.mkdtemp(prefix="everstep-recovery-"))
+    folder, fault = Path(tempfile.mkdtemp(prefix="everstep-recovery-")), FAULTS[plan.fault]
     try:
         with processes.started(system, plan.ranks, folder) as process:
-            processes.wait_training(process, folder, plan.ranks, FAULTS[plan.fault].warm_up)
-            fault = _strike(process.pid, folder, plan)
-            _wait_whole(process, folder, fault, plan, never=bool(system.never_whole))
-        return judge(read(folder), fault, plan.ranks)
+            processes.wait_training(process, folder, plan.ranks, fault.warm_up)
+            moment = _strike(process.pid, folder, plan)
+            never = bool(system.explain_never_whole(stops=fault.stops))
+            _wait_whole(process, folder, moment, plan, never=never)
+        return judge(read(folder), moment, plan.ranks)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

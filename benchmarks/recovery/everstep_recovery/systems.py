@@ -22,6 +22,10 @@ class System:
     environ: Mapping[str, str] = field(default_factory=dict)
     never_whole: str = ""
     """Why the group does not return to its full size; a run then ends with the smaller group."""
+    never_whole_if_stopped: str = ""
+    """The same, only if the fault stops processes and does not end them."""
+    one_node: str = ""
+    """Why a rank's node cannot be lost alone; such a system does not run the faults of a node."""
     dear: bool = False
     """Left out unless requested, because its runs take the whole time limit."""
     sharded: bool = False
@@ -34,6 +38,14 @@ class System:
     @property
     def title(self) -> str:
         return f"{self.name} {self.settings}".strip()
+
+    def explain_never_whole(self, *, stops: bool) -> str:
+        """Why the group does not return to its full size after a fault; empty if it can.
+
+        Args:
+            stops: the fault stops processes and does not end them.
+        """
+        return self.never_whole or (self.never_whole_if_stopped if stops else "")
 
 
 def everstep(*options: str) -> Command:
@@ -98,6 +110,8 @@ def environment(name: str) -> Path:
 
 SHARDED = {"EVERSTEP_RECOVERY_SHARD": "2"}
 NO_NEW = "takes in no new process"
+ENDED_ONLY = "only a process that has ended is replaced"
+ONE_LAUNCHER = "one launcher starts all ranks, and would be lost with the node"
 SYSTEMS = (
     System(name="everstep", settings="in place", command=everstep()),
     System(
@@ -118,6 +132,7 @@ SYSTEMS = (
         name="torchrun",
         settings="own store",
         command=torchrun("train_torchrun.py"),
+        one_node=ONE_LAUNCHER,
         # With its shared store, as shipped in torch 2.15, a restarted group hangs.
         environ={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
     ),
@@ -125,12 +140,14 @@ SYSTEMS = (
         name="torchrun",
         settings="as shipped",
         command=torchrun("train_torchrun.py"),
+        one_node=ONE_LAUNCHER,
         dear=True,
     ),
     System(
         name="nvrx",
         settings="ft_launcher",
         command=ft_launcher,
+        one_node=ONE_LAUNCHER,
         needs="nvrx",
         environ={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
     ),
@@ -142,9 +159,27 @@ SYSTEMS = (
         needs="nvrx",
         never_whole=NO_NEW,
     ),
-    System(name="dlrover", settings="dlrover-run", command=_dlrover, needs="dlrover"),
-    System(name="torchft", settings="as it comes", command=torchft(5000, 100), needs="torchft"),
-    System(name="torchft", settings="tight", command=torchft(150, 50), needs="torchft"),
+    System(
+        name="dlrover",
+        settings="dlrover-run",
+        command=_dlrover,
+        one_node=ONE_LAUNCHER,
+        needs="dlrover",
+    ),
+    System(
+        name="torchft",
+        settings="as it comes",
+        command=torchft(5000, 100),
+        needs="torchft",
+        never_whole_if_stopped=ENDED_ONLY,
+    ),
+    System(
+        name="torchft",
+        settings="tight",
+        command=torchft(150, 50),
+        needs="torchft",
+        never_whole_if_stopped=ENDED_ONLY,
+    ),
     System(
         name="everstep",
         settings="in place, shard=2",
@@ -172,6 +207,7 @@ SYSTEMS = (
         name="torchrun",
         settings="HSDP own store",
         command=torchrun("train_torchrun_hsdp.py"),
+        one_node=ONE_LAUNCHER,
         environ={**SHARDED, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
         sharded=True,
     ),

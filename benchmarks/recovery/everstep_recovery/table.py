@@ -5,6 +5,7 @@ from math import ceil
 from statistics import median
 from typing import Any
 
+from everstep_recovery.faults import FAULTS
 from everstep_recovery.systems import SYSTEMS
 
 Row = dict[str, Any]
@@ -114,7 +115,7 @@ def _values(rows: Sequence[Row], column: str) -> list[float]:
 
 def _describe(rows: Sequence[Row], column: str) -> str:
     played = [row for row in rows if not row["problem"]]
-    never = next((s.never_whole for s in SYSTEMS if rows and s.title == name(rows[0])), "")
+    never = _explain_never_whole(rows[0]) if rows else ""
     if never and column == "seconds_to_full_size":
         return f"never: {never}"
     values = _values(played, column)
@@ -128,3 +129,9 @@ def _describe(rows: Sequence[Row], column: str) -> str:
     if failed := len(rows) - len(played):
         parts.append(f"{failed} did not start")
     return "; ".join(parts)
+
+
+def _explain_never_whole(row: Row) -> str:
+    stops = FAULTS[row["fault"]].stops
+    found = (s.explain_never_whole(stops=stops) for s in SYSTEMS if s.title == name(row))
+    return next(found, "")
