@@ -2,6 +2,7 @@
 
 from everstep_recovery.table import (
     OURS_SHARDED,
+    build_fault_table,
     build_short_table,
     build_split_table,
     build_table,
@@ -84,3 +85,31 @@ def test_a_group_that_cannot_return_to_its_full_size_says_why() -> None:
     killed = build_table([{**row, "fault": "SIGKILL"}])
     assert "never: only a process that has ended is replaced" in stopped
     assert "1 not within 120 s" in killed
+
+
+def test_all_faults_stand_side_by_side() -> None:
+    cell = {"settings": "", "problem": "", "limit": 120.0}
+    rows = [
+        {
+            **cell,
+            "system": system,
+            "fault": fault,
+            "seconds_to_next_step": step,
+            "seconds_to_full_size": full,
+        }
+        for system, fault, step, full in (
+            ("late", "SIGKILL", 8.0, 9.0),
+            ("fast", "SIGSTOP", 0.4, 0.9),
+            ("fast", "SIGKILL", 0.1, 0.5),
+            ("never", "SIGKILL", None, None),
+            ("never", "SIGKILL", None, None),
+            ("never", "SIGKILL", 5.0, None),
+        )
+    ]
+    assert build_fault_table(rows).splitlines() == [
+        "| next step / full size, s | SIGKILL | SIGSTOP |",
+        "| --- | --- | --- |",
+        "| fast | 0.1 / 0.5 | 0.4 / 0.9 |",
+        "| late | 8 / 9 |  |",
+        "| never | – / – |  |",
+    ]

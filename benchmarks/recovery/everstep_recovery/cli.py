@@ -65,6 +65,8 @@ def _show(rows: Sequence[Row], chosen: Sequence[System], options: argparse.Names
         for system in chosen:
             if reason := _why_not(system, fault):
                 print(f"not run: {system.title}: {reason}")
+    if len(options.faults) > 1:
+        print(f"\nall faults\n{table.build_fault_table(shown)}")
     fault = options.faults[0]
     if split := table.build_split_table([r for r in rows if r["fault"] == fault]):
         print(f"\n{fault}: the next step in parts, ms\n{split}")

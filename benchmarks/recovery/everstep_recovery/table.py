@@ -1,8 +1,8 @@
 """The results as Markdown tables. Pure."""
 
 from collections.abc import Sequence
-from math import ceil
-from statistics import median
+from math import ceil, inf, isfinite
+from statistics import median, median_low
 from typing import Any
 
 from everstep_recovery.faults import FAULTS
@@ -98,6 +98,38 @@ def build_short_table(rows: Sequence[Row]) -> str:
         own = _of(rows, title)
         lines.append([title, *(_describe(own, column) for column in columns)])
     return _to_markdown(lines)
+
+
+def build_fault_table(rows: Sequence[Row]) -> str:
+    """All faults side by side: for each system "next step / full size" in seconds, medians. A dash:
+    most runs did not come so far within the limit. An empty cell was not run.
+    """
+    faults = [fault for fault in FAULTS if any(row["fault"] == fault for row in rows)]
+    lines = [["next step / full size, s", *faults]]
+    for title in _by_next_step(rows):
+        own = _of(rows, title)
+        cells = [[row for row in own if row["fault"] == fault] for fault in faults]
+        lines.append([title, *(_describe_pair(cell) for cell in cells)])
+    return _to_markdown(lines)
+
+
+def _by_next_step(rows: Sequence[Row]) -> list[str]:
+    """The systems, the fastest first; at the end those that take no next step."""
+    titles = sorted({name(row) for row in rows})
+    return sorted(titles, key=lambda t: _median(_of(rows, t), "seconds_to_next_step"))
+
+
+def _describe_pair(rows: Sequence[Row]) -> str:
+    if not rows:
+        return ""
+    pair = [_median(rows, column) for column in ("seconds_to_next_step", "seconds_to_full_size")]
+    return " / ".join(f"{seconds:.2g}" if isfinite(seconds) else "–" for seconds in pair)
+
+
+def _median(rows: Sequence[Row], column: str) -> float:
+    """Infinite if most of the runs did not come so far within the limit."""
+    played = [row[column] for row in rows if not row["problem"]]
+    return median_low(inf if seconds is None else seconds for seconds in played) if played else inf
 
 
 def _to_markdown(lines: Sequence[Sequence[str]]) -> str:
