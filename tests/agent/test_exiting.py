@@ -1,4 +1,4 @@
-"""A worker ended by SIGKILL is proven dead while the kernel still frees its memory. Uses real processes."""
+"""A worker that a signal has ended is proven dead while the kernel still frees its memory. Uses real processes."""
 
 import asyncio
 import os
@@ -15,6 +15,7 @@ from agent.gang import Gang
 from agent.test_spawn import Fixture, until
 from everstep_agent.peers.agent_report import State
 from everstep_agent.pod import exiting, spawn
+from everstep_agent.pod.worker import Worker
 from everstep_agent.pod.workers import WorkerSet
 from everstep_contract import wire
 from everstep_contract.position import PositionPage
@@ -31,6 +32,16 @@ threading.Thread(target=time.sleep, args=(600,)).start()
 time.sleep(600)
 """
 IN_MAIN = "own()"
+LINES = 4000
+CRASHES = f"""
+import signal, sys
+def crash(*_):
+    sys.stderr.write("".join(f"line {{number}}\\n" for number in range({LINES})))
+    sys.stderr.flush()
+    os.abort()
+signal.signal(signal.SIGUSR1, crash)
+own()
+"""
 IN_A_THREAD_THAT_ENDS = "t = threading.Thread(target=own); t.start(); t.join()"
 
 
@@ -52,23 +63,43 @@ def wait_exited(pid: int) -> None:
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
-def test_only_a_killed_process_counts_as_killed(child) -> None:
-    running, done, ended = (
-        child(s) for s in ("import time; time.sleep(600)", "", "import time; time.sleep(600)")
-    )
-    wait_exited(done)
-    os.kill(ended, signal.SIGTERM)
-    wait_exited(ended)
-    assert [exiting.is_killed(pid) for pid in (running, done, ended)] == [False] * 3
-    os.kill(running, signal.SIGKILL)
-    wait_exited(running)
-    assert exiting.is_killed(running)
+def test_only_a_process_that_a_signal_has_ended_counts(child) -> None:
+    running, stopped = (child("import time; time.sleep(600)") for _ in range(2))
+    done, failed = child(""), child("raise SystemExit(9)")
+    os.kill(stopped, signal.SIGSTOP)
+    os.waitid(os.P_PID, stopped, os.WSTOPPED | os.WNOWAIT)
+    for pid in (done, failed):
+        wait_exited(pid)
+    assert [exiting.find_killer(pid) for pid in (running, stopped, done, failed)] == [0] * 4
+    for pid, number in ((running, signal.SIGKILL), (stopped, signal.SIGKILL)):
+        os.kill(pid, number)
+        wait_exited(pid)
+        assert exiting.find_killer(pid) == number
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM])
+def test_each_fatal_signal_counts(child, number: signal.Signals) -> None:
+    pid = child("import time; print(flush=True); time.sleep(600)", stdout=subprocess.DEVNULL)
+    os.kill(pid, number)
+    wait_exited(pid)
+    assert exiting.find_killer(pid) == number
+
+
+def test_a_process_that_has_dumped_core_counts(monkeypatch) -> None:
+    read = exiting.read_stat
+
+    def stat(folder: str) -> list[str]:
+        found = read(folder)
+        return [*found[:6], str(int(found[6]) | 0x4), *found[7:49], str(0x80 | signal.SIGSEGV)]
+
+    monkeypatch.setattr(exiting, "read_stat", stat)
+    assert exiting.find_killer(os.getpid()) == signal.SIGSEGV
 
 
 def test_a_process_that_was_reaped_does_not_count(child) -> None:
     pid = child("")
     os.waitpid(pid, 0)
-    assert not exiting.is_killed(pid)
+    assert not exiting.find_killer(pid)
 
 
 def test_each_thread_has_to_exit(monkeypatch) -> None:
@@ -83,7 +114,7 @@ def test_each_thread_has_to_exit(monkeypatch) -> None:
     monkeypatch.setattr(exiting, "read_stat", stat)
     other = threading.Thread(target=threading.Event().wait, args=(5,), daemon=True)
     other.start()
-    assert not exiting.is_killed(os.getpid())
+    assert not exiting.find_killer(os.getpid())
 
 
 class Slow(Fixture):
@@ -99,6 +130,10 @@ class Slow(Fixture):
             await self.freed.wait()
 
         monkeypatch.setattr(spawn, "wait_ended", wait)
+
+    def on_death(self, worker: Worker) -> None:
+        self.tail_at_death = worker.tail.text()
+        super().on_death(worker)
 
     async def begin(self, how: str) -> WorkerSet:
         mark = self.memory / "owned"
@@ -125,6 +160,16 @@ async def test_a_killed_worker_is_dead_before_its_memory_is_free(slow: Slow) -> 
     assert [e.life for e in workers.ended_lives()] == [1]
     assert pid in workers.pids, "the process is not reaped yet"
     assert not dead.ended.is_set()
+
+
+async def test_the_last_lines_of_a_crash_are_read_before_its_death_is_told(slow: Slow) -> None:
+    workers = await slow.begin(CRASHES)
+    pid = workers.fresh[0].pid
+    os.kill(pid, signal.SIGUSR1)
+    dead = await slow.death()
+    assert dead.exit_text() == "killed by signal 6 (SIGABRT)"
+    assert slow.tail_at_death.splitlines()[-1] == f"line {LINES - 1}"
+    assert pid in workers.pids, "the process is not reaped yet"
 
 
 async def test_the_next_worker_is_ready_once_the_memory_is_free(slow: Slow) -> None:

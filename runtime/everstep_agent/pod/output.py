@@ -4,6 +4,7 @@ import asyncio
 import collections
 import math
 import os
+import select
 import sys
 import time
 from collections.abc import Callable
@@ -48,6 +49,13 @@ async def read_lines(fd: int, take: Callable[[list[str]], None]) -> None:
         take(lines.finish())
     finally:
         transport.close()
+
+
+def is_unread(fd: int) -> bool:
+    """Whether this pipe holds output that nobody has read. False: it is empty or closed."""
+    look = select.poll()
+    look.register(fd, select.POLLIN)
+    return any(event & select.POLLIN for _, event in look.poll(0))
 
 
 class Lines:

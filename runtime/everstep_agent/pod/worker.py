@@ -110,9 +110,11 @@ class Worker:
     unsaved: bool = False
     """What it staged was unusable."""
     killed: asyncio.Event = field(default_factory=asyncio.Event)
-    """SIGKILL has ended it: none of its threads runs any more. The kernel may still be freeing its
+    """A signal has ended it: none of its threads runs any more. The kernel may still be freeing its
     memory.
     """
+    killed_by: int = 0
+    """That signal."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Its process is reaped."""
     order: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -152,6 +154,10 @@ class Worker:
         if self.alive:
             self.killed_at = self.killed_at or time.monotonic()
             spawn.kill_group(self.pid)
+
+    def note_killed(self, signal_number: int) -> None:
+        self.killed_by = signal_number
+        self.killed.set()
 
     def exit_text(self) -> str:
         if self.hung:

@@ -39,8 +39,9 @@ OUTPUT_SECONDS = 0.5
 KILLED_OUTPUT_SECONDS = 0.01
 """The same for a worker that SIGKILL has ended: its last lines do not tell the cause."""
 KILLED_FRAMES_SECONDS = 0.001
-"""Limit for reading the last frames of a killed worker that is still exiting, while its socket and
-pipes are open.
+"""Limit for reading the last frames and lines of a killed worker that is still exiting, while its
+socket and pipes are open. If another signal than SIGKILL has ended it, its lines tell the cause, so
+this is repeated until its pipe is empty, for at most `OUTPUT_SECONDS`.
 """
 
 
@@ -152,7 +153,7 @@ class WorkerSet:
 
     def heard(self, worker: Worker) -> None:
         """The worker has sent Hello, so it owns the lock in its page: watch for its death."""
-        exiting.watch_killed(worker.page_path, worker.pid, worker.killed.set)
+        exiting.watch_killed(worker.page_path, worker.pid, worker.note_killed)
 
     def ready_lives(self) -> tuple[int, ...]:
         """The lives of the fresh workers, by local rank; 0: that rank is in an epoch.
@@ -387,7 +388,7 @@ class WorkerSet:
         self, worker: Worker, child: spawn.Spawned, copies: list[asyncio.Task[None]]
     ) -> None:
         try:
-            status = await self._wait_dead(worker, copies)
+            status = await self._wait_dead(worker, child, copies)
         except asyncio.CancelledError:
             for task in copies:
                 task.cancel()
@@ -406,9 +407,11 @@ class WorkerSet:
         await asyncio.gather(*copies, return_exceptions=True)
         child.keep = None
 
-    async def _wait_dead(self, worker: Worker, copies: list[asyncio.Task[None]]) -> int | None:
-        """Wait until the worker is reaped; returns its wait status. If the worker is proven to be
-        killed before that, bury it then.
+    async def _wait_dead(
+        self, worker: Worker, child: spawn.Spawned, copies: list[asyncio.Task[None]]
+    ) -> int | None:
+        """Wait until the worker is reaped; returns its wait status. If a signal is proven to have
+        ended the worker before that, bury it then.
         """
         gone = asyncio.create_task(spawn.wait_ended(worker.pid))
         killed = asyncio.create_task(worker.killed.wait())
@@ -416,14 +419,24 @@ class WorkerSet:
             await asyncio.wait((gone, killed), return_when=asyncio.FIRST_COMPLETED)
             if not gone.done():
                 spawn.kill_group(worker.pid)
+                if worker.killed_by != signal.SIGKILL:
+                    await self._read_last_lines(child, copies)
                 await asyncio.wait(copies, timeout=KILLED_FRAMES_SECONDS)
-                self._bury(worker, signal.SIGKILL)
+                self._bury(worker, worker.killed_by)
             await gone
         finally:
             gone.cancel()
             killed.cancel()
             await asyncio.gather(gone, killed, return_exceptions=True)
         return spawn.reap(worker.pid)
+
+    async def _read_last_lines(
+        self, child: spawn.Spawned, copies: list[asyncio.Task[None]]
+    ) -> None:
+        """Wait until all is read that a process has written to stderr which runs no more."""
+        limit = time.monotonic() + OUTPUT_SECONDS
+        while output.is_unread(child.stderr) and time.monotonic() < limit:
+            await asyncio.wait(copies, timeout=KILLED_FRAMES_SECONDS)
 
     def _bury(self, worker: Worker, status: int | None) -> None:
         worker.position()
