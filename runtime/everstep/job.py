@@ -43,7 +43,11 @@ class Job:
 
     @property
     def world_size(self) -> int:
-        return self._session.membership.world
+        """The number of ranks. Until its first step, a rank that joins a running job sees the
+        number with which all ranks started, as the other ranks did: settings computed from it, such
+        as `global_batch`, are then the same on all ranks.
+        """
+        return self._session.membership.script_world
 
     @property
     def mesh(self) -> "DeviceMesh":

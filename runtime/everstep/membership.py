@@ -51,6 +51,8 @@ class Membership:
         form: Form | None = None,
     ) -> None:
         self.epoch, self.rank, self.world = start.epoch, start.rank, start.world
+        self.script_world = start.script_world or start.world
+        """As in `wire.Start`; from the first regroup on, the same as `world`."""
         self.mesh = start.mesh
         self._send, self._form = send, form
         self._news = threading.Condition()
@@ -379,6 +381,7 @@ class Membership:
     def _enter(self, frame: wire.Regroup) -> None:
         self._ended.append((frame.applied, self.epoch))
         self.epoch, self.rank, self.world = frame.epoch, frame.rank, frame.world
+        self.script_world = frame.world
         self._held, self._holds_next, self._group = False, False, None
         self._orders.clear()
         self._asked = None

@@ -237,7 +237,8 @@ def _place(
 
 def export_ranks(start: wire.Start, environ: MutableMapping[str, str]) -> None:
     """Set the variables that torch users expect."""
-    environ["RANK"], environ["WORLD_SIZE"] = str(start.rank), str(start.world)
+    world = start.script_world or start.world
+    environ["RANK"], environ["WORLD_SIZE"] = str(start.rank), str(world)
     environ["LOCAL_RANK"], environ["LOCAL_WORLD_SIZE"] = (
         str(start.local_rank),
         str(start.local_world),

@@ -63,6 +63,11 @@ class Start:
     """The epoch already runs: get ready for training (`Tracked`), then receive the state of a
     member (`TakeState`), then wait for `Regroup`. `rank` and `world` are the expected values.
     """
+    script_world: int = 0
+    """The size that the script sees until this rank is in its first group: the one that the scripts
+    of the members saw when they started. So settings that a script computes from it are the same in
+    a rank that joins later. 0: `world`.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

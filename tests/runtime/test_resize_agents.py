@@ -15,7 +15,7 @@ from everstep import Job, run, transfer
 from everstep_agent.coordinator import leave_in_place, transfer_rules
 from everstep_agent.pod import spawn
 from everstep_contract import levels
-from runtime.test_ranks import a_dataset
+from runtime.test_ranks import a_dataset, a_model
 from runtime.test_regroup_agents import a_script
 
 
@@ -102,6 +102,31 @@ async def test_a_higher_size_lets_several_pods_join_at_once(tmp_path: Path, endl
         claims = await finish(gang)
         assert [cause for cause, _ in claims[1:]] == ["Grow"] * (len(claims) - 1)
         assert claims[-1] == ("Grow", 4)
+
+
+def a_script_with_a_batch_for_each_rank(job: Job) -> None:
+    model = a_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    job.track(model=model, optimizer=optimizer)
+    data = job.batches(a_dataset(), global_batch=8 * job.world_size, micro_batch=2)
+    for step in job.steps(until=10**6):
+        for inputs, wanted in step.batches(data):
+            step.backward(nn.functional.cross_entropy(model(inputs), wanted))
+        optimizer.step()
+
+
+async def test_a_rank_that_joins_computes_the_same_settings_from_the_world_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its global batch would be 24, that of the running ranks is 16."""
+    spawner = spawn.ForkSpawner(lambda: run(a_script_with_a_batch_for_each_rank, seed=2))
+    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
+    async with a_gang(tmp_path, 2) as gang:
+        await gang.until(lambda s: s.step >= 3, 60.0)
+        resize(gang, 3)
+        await gang.start(2, 0)
+        await until_slots(gang, 0, 1, 2)
+        assert await finish(gang) == [("Start", 2), ("Grow", 3)]
 
 
 @pytest.mark.parametrize(

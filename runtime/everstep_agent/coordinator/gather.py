@@ -271,6 +271,7 @@ def _begin_epoch(
         members=start.members,
         mesh=term.settings.mesh,
         commit=commit,
+        started_world=sum(len(m.ranks) for m in start.members),
         committed=resume,
         save_every_steps=term.wanted.save_every_steps,
         guard_factor=term.settings.guard_factor,

@@ -189,6 +189,10 @@ class EpochLevel:
     whole or not at all (stage HOLD), or because they can save nothing (stage CUT).
     """
     saver: Saver | None = None
+    started_world: int = 0
+    """Number of ranks that this lineage began with: when all its members were new processes. 0: not
+    known.
+    """
     committed: int = 0
     """Newest step committed on this epoch's lineage."""
     kept: int = 0

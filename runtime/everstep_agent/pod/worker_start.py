@@ -48,6 +48,7 @@ def build_start(
         epoch=level.number,
         rank=mine.ranks[local],
         world=level.world,
+        script_world=level.started_world,
         mesh=level.mesh,
         unit=f"unit-{level.mesh.unit_of(mine.ranks[local])}",
         local_rank=local,
