@@ -124,6 +124,10 @@ def _take(
     try:
         own = {name: local_of(t) for name, t in session.capture().tensors.items()}
         session.adopt(transfer.take(session.agent, order.epoch, order.key, own, has, tell))
-    except (RuntimeError, TimeoutError, StateError) as error:
+    except StateError as error:
+        return wire.StateTaken(
+            epoch=order.epoch, applied=0, problem=f"{error!s:.300}", differs=True
+        )
+    except (RuntimeError, TimeoutError) as error:
         return wire.StateTaken(epoch=order.epoch, applied=0, problem=f"{error!r:.300}")
     return wire.StateTaken(epoch=order.epoch, applied=session.applied)

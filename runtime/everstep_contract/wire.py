@@ -262,6 +262,10 @@ class StateTaken:
     applied: int
     problem: str = ""
     """Why the newcomer does not hold it; empty: it does."""
+    differs: bool = False
+    """Its script or data differ from those of the running ranks, so another try of the same would end
+    the same way.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

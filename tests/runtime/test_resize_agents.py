@@ -3,7 +3,8 @@ rank restarts.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from torch import nn
 from agent.gang import Gang, assert_exact
 from everstep import Job, run, transfer
 from everstep_agent.coordinator import leave_in_place, transfer_rules
-from everstep_agent.pod import spawn
+from everstep_agent.pod import refusals, spawn
 from everstep_contract import levels
 from runtime.test_ranks import a_dataset, a_model
 from runtime.test_regroup_agents import a_script
@@ -104,29 +105,59 @@ async def test_a_higher_size_lets_several_pods_join_at_once(tmp_path: Path, endl
         assert claims[-1] == ("Grow", 4)
 
 
-def a_script_with_a_batch_for_each_rank(job: Job) -> None:
+def a_script_with_a_batch(job: Job, choose_batch: Callable[[Job], int]) -> None:
     model = a_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     job.track(model=model, optimizer=optimizer)
-    data = job.batches(a_dataset(), global_batch=8 * job.world_size, micro_batch=2)
+    data = job.batches(a_dataset(), global_batch=choose_batch(job), micro_batch=2)
     for step in job.steps(until=10**6):
         for inputs, wanted in step.batches(data):
             step.backward(nn.functional.cross_entropy(model(inputs), wanted))
         optimizer.step()
 
 
+def a_batch_for_each_rank(
+    monkeypatch: pytest.MonkeyPatch, choose_batch: Callable[[Job], int]
+) -> None:
+    script = partial(a_script_with_a_batch, choose_batch=choose_batch)
+    spawner = spawn.ForkSpawner(lambda: run(script, seed=2))
+    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
+
+
 async def test_a_rank_that_joins_computes_the_same_settings_from_the_world_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its global batch would be 24, that of the running ranks is 16."""
-    spawner = spawn.ForkSpawner(lambda: run(a_script_with_a_batch_for_each_rank, seed=2))
-    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
+    a_batch_for_each_rank(monkeypatch, lambda job: 8 * job.world_size)
     async with a_gang(tmp_path, 2) as gang:
         await gang.until(lambda s: s.step >= 3, 60.0)
         resize(gang, 3)
         await gang.start(2, 0)
         await until_slots(gang, 0, 1, 2)
         assert await finish(gang) == [("Start", 2), ("Grow", 3)]
+
+
+async def test_a_rank_that_differs_is_told_and_joins_once_it_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusals, "PAUSE_SECONDS", (0.0, 0.2))
+    batch = tmp_path / "batch"
+    batch.write_text("16")
+    a_batch_for_each_rank(monkeypatch, lambda job: int(batch.read_text()))
+    async with a_gang(tmp_path, 2) as gang:
+        await gang.until(lambda s: s.step >= 3, 60.0)
+        batch.write_text("24")
+        resize(gang, 3)
+        await gang.start(2, 0)
+        told = "slot 2: it cannot join: job.batches, feed 1: this rank differs"
+        refused = await gang.until(lambda s: any(n.startswith(told) for n in s.notes), 60.0)
+        await gang.until(lambda s: s.step > refused.step, 60.0)
+        batch.write_text("16")
+        seen = await until_slots(gang, 0, 1, 2)
+        assert not any(note.startswith(told) for note in seen.notes)
+        claims = await finish(gang)
+        assert claims[0] == ("Start", 2)
+        assert claims[-1] == ("Grow", 3)
 
 
 @pytest.mark.parametrize(

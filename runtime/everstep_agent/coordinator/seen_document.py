@@ -53,7 +53,13 @@ def build_seen(
     lead = next((r for m, r in held_by if m.node_rank == 0), None)
     held = facts.committed.step if facts.committed else 0
     # The lead's values stand for all ranks: they are the global batch's.
-    told = [*facts.notes, *(lead.notes if lead else ()), *_list_unread([r for r, _ in known])]
+    agents = [r for r, _ in known]
+    told = [
+        *facts.notes,
+        *(lead.notes if lead else ()),
+        *_list_unread(agents),
+        *_list_not_joined(agents),
+    ]
     notes = dict.fromkeys(told)
     return levels.Seen(
         run=facts.run,
@@ -110,6 +116,12 @@ def _list_unread(reports: Sequence[AgentReport]) -> Iterator[str]:
             lines = report.dropped // unit * unit
             text = f"slot {report.slot}: dropped {lines:,} lines or more: "
             yield text + "nobody reads the output of its pod"
+
+
+def _list_not_joined(reports: Sequence[AgentReport]) -> Iterator[str]:
+    for report in sorted(reports, key=lambda r: r.slot):
+        if report.not_joined:
+            yield f"slot {report.slot}: {report.not_joined}"
 
 
 def find_generation(wanted: levels.Wanted, epoch: EpochLevel | None) -> int:

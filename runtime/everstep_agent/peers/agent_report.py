@@ -202,6 +202,10 @@ class AgentReport:
     of this or a later step is committed.
     """
     notes: tuple[str, ...] = ()
+    not_joined: str = ""
+    """Why a local rank is in no epoch although the job has a place for it; empty: none, or it is on
+    its way.
+    """
     dropped: int = 0
     """Lines of output that were dropped because nobody reads the agent's stdout or stderr."""
     uploading: bool = False

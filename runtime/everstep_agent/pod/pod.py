@@ -22,7 +22,7 @@ from everstep_agent.peers.agent_report import AgentReport, State
 from everstep_agent.peers.budget import Budget
 from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Stage
 from everstep_agent.peers.messages import Levels
-from everstep_agent.pod import device_waits, hang, head_start, spawn
+from everstep_agent.pod import device_waits, hang, head_start, refusals, spawn
 from everstep_agent.pod.arming import Arming, order_held_save, order_save
 from everstep_agent.pod.copies import Copies
 from everstep_agent.pod.deaths import Deaths
@@ -101,6 +101,9 @@ class Pod:
         self._dropped = context.dropped
         self._ledger = TimeLedger()
         self._notes: tuple[str, ...] = ()
+        self._refusals: refusals.Refusals = {}
+        self._refused: Collection[int] = ()
+        """Local ranks whose next worker waits after a refusal."""
         self._head_start: head_start.HeadStart | None = None
         self.workers = WorkerSet(
             spawner=spawner,
@@ -235,6 +238,7 @@ class Pod:
         self._ledger.begin(time.monotonic(), restore=0.0, first=self.epoch == 0)
         entered = self._joining.enter(mine)
         self.deaths.entered_epoch()
+        self._refusals = {}
         self._enter_in_place(level, mine)
         for worker in entered:
             self._say_that_it_runs(worker)
@@ -334,6 +338,7 @@ class Pod:
         self.book.rewind(level.resume)
         self.saves.enter(level.number, level.token)
         self.deaths.entered_epoch()
+        self._refusals = {}
         self.workers.begin(
             lambda worker: build_start(self.settings, worker.local, level, mine, fetched)
         )
@@ -395,6 +400,8 @@ class Pod:
             case wire.TakingState():
                 worker.taking = frame
             case wire.StateTaken():
+                if frame.differs:
+                    self._refuse(worker.local, frame.problem)
                 self._joining.taken(worker, frame)
             case wire.Regrouped():
                 self._regrouped(worker, frame)
@@ -476,8 +483,18 @@ class Pod:
 
     @property
     def _held_back(self) -> Collection[int]:
-        """Local ranks that wait for the operator's judgment of their device."""
-        return device_waits.held_locals(self.deaths.waits)
+        """Local ranks that wait for the operator's judgment of their device, or after a refusal."""
+        return {*device_waits.held_locals(self.deaths.waits), *self._refused}
+
+    def _refuse(self, local: int, problem: str) -> None:
+        now = time.monotonic()
+        self._refusals = refusals.refuse(self._refusals, local, problem, now)
+        self._refused = refusals.held_locals(self._refusals, now)
+        self._touch()
+
+    def _ends_refusal(self, now: float) -> bool:
+        before, self._refused = self._refused, refusals.held_locals(self._refusals, now)
+        return before != self._refused
 
     @property
     def _trained(self) -> bool:
@@ -500,11 +517,13 @@ class Pod:
         self._gone()
 
     def _died_early(self, worker: Worker) -> bool:
-        again = self.deaths.died_early(worker, trained=self._trained)
+        return self.deaths.died_early(worker, trained=self._trained)
+
+    def _why_not_joined(self) -> str:
         if self.deaths.fatal is not None and not self.workers.group_over():
             rest = "the other ranks of this pod go on, and this one is not replaced"
-            self._notes = (*self._notes, f"{self.deaths.fatal.message}; {rest}")[-5:]
-        return again
+            return f"{self.deaths.fatal.message}; {rest}"
+        return refusals.describe(self._refusals)
 
     def _gone(self) -> None:
         self._touch()
@@ -523,7 +542,7 @@ class Pod:
             self.deaths.survives_kill(worker)
             self._touch()
         self.deaths.memory.look(now)
-        ended = self.deaths.look(now)
+        ended = self.deaths.look(now) | self._ends_refusal(now)
         if self._newest is not None and (ended or self._ends_head_start(self._newest, now)):
             self._gone()
 
@@ -600,6 +619,7 @@ class Pod:
             loss=lead.applied.loss if lead and lead.applied else None,
             pins=self.saves.pins,
             notes=self._notes,
+            not_joined=self._why_not_joined(),
             dropped=self._dropped(),
             uploading=self.saves.busy,
             state_bytes=lead.tracked.bytes if lead and lead.tracked else 0,
