@@ -1,11 +1,14 @@
 """One fault is one incident and one restart with one cause; budgets count within a time window."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from everstep_agent.coordinator import breaks
 from everstep_contract.levels import RuntimeIncident
 from everstep_contract.report import Cause
 from everstep_operator.jobs import budgets, conditions
@@ -211,7 +214,9 @@ def test_a_break_that_names_nobody_is_charged_once_it_is_explained() -> None:
     ) == {"GroupBroken": 1}
 
 
-@pytest.mark.parametrize("cause", ["Leave", "Grow", "Shrink", "Start", "NoProgress"])
+@pytest.mark.parametrize(
+    "cause", ["Leave", "Grow", "Shrink", "Start", "NoProgress", "BelowMinimum"]
+)
 def test_what_is_in_order_is_no_restart(cause: str) -> None:
     assert (
         restarts(plan(an_observation(seen=a_seen(incidents=(mended(cause=cause),))), NOW).status)
@@ -240,14 +245,21 @@ def test_a_silent_job_changes_no_counter() -> None:
 
 
 def test_every_cause_that_counts_has_a_budget() -> None:
-    runtime = {
-        "AgentLost", "Gone", "CoordinatorLost", "CheckpointBroken", "GroupBroken", "GroupStuck",
-        "Replaced", *(c.value for c in Cause if c not in (Cause.DONE, Cause.LEFT, Cause.STOPPED)),
-    }  # fmt: skip
-    assert all(budgets.budget_of(cause) in budgets.BUDGETS for cause in runtime)
     known = [cause for causes in budgets.BUDGETS.values() for cause in causes]
     assert len(known) == len(set(known)), "a cause is in two budgets"
+    ends = {c.value for c in (Cause.DONE, Cause.LEFT, Cause.STOPPED, Cause.FENCED)}
+    without = ends | breaks.ENDS_THE_JOB | module.FREE
+    assert (causes_of_the_runtime() | {c.value for c in Cause}) - {*known} - without == set()
     assert budgets.budget_of("SomethingNew") == "worker"
+
+
+def causes_of_the_runtime() -> set[str]:
+    """Those that the coordinator names itself."""
+    names = {breaks.SAVE_LOST, breaks.REPLICAS_DIFFER, breaks.BELOW_MINIMUM}
+    for path in Path(breaks.__file__).parent.glob("*.py"):
+        names |= set(re.findall(r'\bcause="(\w+)"', path.read_text()))
+    assert names >= {"AgentLost", "GroupStuck", "Replaced"}
+    return names
 
 
 # --- the window -------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from everstep_agent.coordinator import breaks
 from everstep_agent.storage import errors
+from everstep_contract.levels import IN_ORDER
 from everstep_contract.report import Cause
 from everstep_operator.jobs import budgets
 
@@ -59,7 +60,8 @@ def store_kinds() -> set[str]:
 def test_every_reason_of_a_condition_is_explained():
     causes = {c.value for c in Cause} - ENDS_OF_A_POD
     counted = {cause for causes in budgets.BUDGETS.values() for cause in causes}
-    known = causes | counted | store_kinds() | spoken()
+    own = {breaks.SAVE_LOST, breaks.REPLICAS_DIFFER, breaks.BELOW_MINIMUM, *IN_ORDER}
+    known = causes | counted | own | store_kinds() | spoken()
     assert known - NO_REASON - OF_ACTIONS - documented() == set()
 
 

@@ -37,6 +37,7 @@ BUDGETS: Mapping[str, frozenset[str]] = {
             "AgentLost",
             "CoordinatorLost",
             "CheckpointBroken",
+            "SaveLost",
             "Gone",
             "Replaced",
         }

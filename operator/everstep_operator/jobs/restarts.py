@@ -16,9 +16,10 @@ from everstep_operator.jobs.marks import list_moved
 from everstep_operator.model_status import Incident, RecentRestarts, Restarts
 
 NODE_GONE = "NodeGone"
-FREE = IN_ORDER | {"Start", "ScaledDown", "SpareGivenBack", "NoProgress"}
+FREE = IN_ORDER | {"Start", "ScaledDown", "SpareGivenBack", "NoProgress", "BelowMinimum"}
 """Causes of incidents that are not failures. NoProgress may have been only a slow step: each
-doubles the limit, and a rank that exceeds `hangSeconds` is WorkerHung.
+doubles the limit, and a rank that exceeds `hangSeconds` is WorkerHung. BelowMinimum follows losses
+that were counted before: the job waits for their replacements.
 """
 MOST_CAUSES = 100
 """Limit of different causes of a job. Each is a field of status and a series of the metrics, and agents report causes,
