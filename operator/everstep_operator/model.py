@@ -224,8 +224,8 @@ class Checkpoint(UserInput):
         description="Memory of each pod for checkpoints before their upload, such as 4Gi (below "
         "1000Ti), added to the memory limit of the container: about four times the pod's "
         "share of model and optimizer state, two for its own saves and two for copies of "
-        "another pod's; and at least the complete state, which a restart brings into each pod. A "
-        "change applies to pods created from then on.",
+        "another pod's; and at least what the pod loads after a restart: the complete state, or "
+        "its share of it if a unit takes several pods. A change applies to pods created from then on.",
     )
     peer_bandwidth: str = Field(
         default="128Mi",
@@ -255,7 +255,7 @@ class Checkpoint(UserInput):
         default=0,
         ge=0,
         le=604_800,
-        description="At least so many seconds between two copies to diskPath; 0: each save. "
+        description="Least number of seconds between two copies to diskPath; 0: each save is copied. "
         "A change applies to pods created from then on.",
     )
 
@@ -281,13 +281,14 @@ class RestartBudgets(UserInput):
         default=1000,
         ge=0,
         le=1_000_000,
-        description="Pods that were deleted, evicted, preempted or lost.",
+        description="Pods that were deleted, evicted, preempted or lost, and checkpoints that could not be "
+        "read or made.",
     )
     worker: int = Field(
         default=20,
         ge=0,
         le=1_000_000,
-        description="Training processes that were killed or crashed.",
+        description="Training processes that were killed, crashed or raised an exception.",
     )
     hang: int = Field(
         default=5, ge=0, le=1_000_000, description="Steps that took longer than hangSeconds."
@@ -324,8 +325,8 @@ class Recovery(UserInput):
         default=1800,
         ge=0,
         le=2_147_483_647,
-        description="How long the job may train with fewer than minReplicas workers after losses; then it waits for "
-        "more.",
+        description="How long the job may train with fewer than minReplicas pods after losses; then it saves, and "
+        "waits for more pods.",
     )
     max_redo_seconds: int = Field(
         default=30,
@@ -378,10 +379,10 @@ class Recovery(UserInput):
         default=None,
         ge=LEAST_REPLACE_SECONDS,
         le=86_400,
-        description="Sooner than nodeLostSeconds: how long a node may go without renewing its lease, while other nodes "
-        "renew theirs and the job's other pods do not hear its pod. Then the pod is replaced, if the job can continue "
-        f"without it and lose no step. At least {LEAST_REPLACE_SECONDS}, at most nodeLostSeconds; default "
-        f"{DEFAULT_REPLACE_SECONDS}, or nodeLostSeconds if that is less.",
+        description="How long a node may renew no lease, while other nodes renew theirs and the job's other pods hear "
+        "nothing from the pod on it. After that the pod is replaced, if the job can continue without it. "
+        f"At least {LEAST_REPLACE_SECONDS}, at most nodeLostSeconds; default {DEFAULT_REPLACE_SECONDS}, or "
+        "nodeLostSeconds if that is less.",
     )
     force_delete: bool = Field(
         default=False,

@@ -119,7 +119,7 @@ class StartFailure(ApiModel):
 
 
 class SlotStatus(ApiModel):
-    """The record of one slot; the only part of status that is read back as input."""
+    """The record of one slot. The operator reads it back: do not edit it."""
 
     slot: int = Field(description="Number of the slot.")
     attempt: int = Field(description="Its current attempt: the pod <job>-<slot>-<attempt>.")
@@ -230,14 +230,16 @@ class RecoveryTotal(ApiModel):
         max_length=32,
         description="How they were recovered: regroup, restart, move, …; other: an unknown way.",
     )
-    count: int = Field(default=0, description="Interruptions that were recovered so.")
-    seconds: float = Field(default=0.0, description="Without a step of any rank, all together.")
+    count: int = Field(default=0, description="Number of interruptions recovered in this way.")
+    seconds: float = Field(
+        default=0.0, description="Seconds without a step of any rank, over all of them."
+    )
     steps_lost: int = Field(default=0, description="Steps that had to be repeated.")
     within: dict[str, int] = Field(
         default_factory=dict,
         max_length=32,
-        description="How many took at most so many seconds, and longer than the next smaller "
-        "bound of the metric everstep_recovery_seconds.",
+        description="Their number by duration: upper bound in seconds, as in the metric everstep_recovery_seconds, and "
+        "how many were longer than the bound before it.",
     )
 
 
@@ -272,7 +274,8 @@ class JobStatus(ApiModel):
     conditions: list[Condition] = Field(
         default_factory=list,
         max_length=16,
-        description="Running, Suspended, Complete, Failed, Recovering, CheckpointHealthy.",
+        description="Running, Suspended, Complete, Failed, Recovering, CheckpointHealthy; NodesHealthy once the job "
+        "has stayed on a faulty node.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     world: WorldStatus | None = Field(

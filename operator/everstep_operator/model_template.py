@@ -99,7 +99,8 @@ class Requirement(Loose):
 
 class NodeSelectorTerm(Loose):
     match_fields: list[Requirement] | None = Field(
-        default=None, description="Faulty and suspect nodes are added here."
+        default=None,
+        description="Everstep adds the nodes that the pod must not use: faulty and silent ones.",
     )
 
 
@@ -118,7 +119,7 @@ class NodeAffinity(Loose):
     preferred: list[Requirement] | None = Field(
         default=None,
         alias="preferredDuringSchedulingIgnoredDuringExecution",
-        description="Preferred terms.",
+        description="Preferred terms. Everstep adds suspect nodes, which the pod uses only if it finds no other.",
     )
 
 
@@ -183,8 +184,8 @@ class PodSpec(Loose):
     volumes: list[Volume] | None = Field(default=None, description="Volumes of the pod.")
     affinity: Affinity | None = Field(
         default=None,
-        description="Where the pods may run. Faulty and suspect nodes are added, and terms "
-        "that keep a unit together and spares apart.",
+        description="Where the pods may run. Everstep adds terms that exclude faulty nodes, avoid suspect ones, "
+        "keep a unit together and spares apart.",
     )
     security_context: SecurityContext | None = Field(
         default=None, description="Security settings of the pod's processes."
@@ -201,7 +202,9 @@ class Metadata(Loose):
     """Labels and annotations of the pods."""
 
     labels: Words | None = Field(default=None, description="Labels; Everstep adds its own.")
-    annotations: Words | None = Field(default=None, description="Annotations; Everstep adds two.")
+    annotations: Words | None = Field(
+        default=None, description="Annotations; Everstep adds its own."
+    )
 
 
 class PodTemplate(Loose):
@@ -212,8 +215,8 @@ class PodTemplate(Loose):
         description="Pod spec with your own image and `command: [everstep, run, train.py]` in the "
         "container named `trainer` (or the only one). Everstep adds to it: environment EVERSTEP_*, "
         "labels, one port, a memory volume whose size is added to the memory limit, a memory-backed "
-        "/dev/shm, affinity away from quarantined nodes and to the other pods of its unit, annotations "
-        "that keep autoscalers away; "
+        "/dev/shm, affinity away from faulty nodes and to the other pods of its unit, annotations "
+        "that keep autoscalers away and prove that the pod is the job's; "
         "restartPolicy becomes OnFailure. With securityContext.runAsNonRoot: true it also gets the "
         "rest of Pod Security `restricted`, where unset.",
     )

@@ -16,7 +16,9 @@ class QuarantineEvidence(ApiModel):
     has not appeared again.
     """
 
-    machine: str = Field(description="machine id of the node when it was found")
+    machine: str = Field(
+        description="the hardware's UUID (systemUUID of the node) when it was found; without one, the machine id"
+    )
     gpu: str = Field(description="UUID of the GPU")
     kind: str = Field(
         max_length=63,
