@@ -81,7 +81,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kubectl everstep",
         parents=[common],
-        description="What happened to the training jobs, what did it cost, and are they safe.",
+        description="Shows what happened to training jobs, what it cost and whether their state is safe; saves, "
+        "suspends and resumes jobs; releases nodes.",
     )
     commands = parser.add_subparsers(metavar="COMMAND")
     add = _Adding(commands, common)
@@ -121,37 +122,53 @@ class _Adding:
 
 def _common() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
-    common.add_argument("-n", "--namespace", metavar="NAME", help="default: the context's")
-    common.add_argument("--context", metavar="NAME", help="as of kubectl")
-    common.add_argument("--kubeconfig", metavar="FILE", help="as of kubectl")
+    common.add_argument(
+        "-n", "--namespace", metavar="NAME", help="namespace (default: the context's)"
+    )
+    common.add_argument(
+        "--context", metavar="NAME", help="context of the kubeconfig, as for kubectl"
+    )
+    common.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig file, as for kubectl")
     return common
 
 
 def _add_reading(add: _Adding) -> None:
-    status = add("status", "state, step, age of the last checkpoint", "status", forms=_FORMS)
-    status.add_argument("job", nargs="?", metavar="JOB", help="one job at length")
+    status = add("status", "show state, step, age of the last checkpoint", "status", forms=_FORMS)
+    status.add_argument(
+        "job", nargs="?", metavar="JOB", help="show this job in detail (default: a list of all)"
+    )
     status.add_argument(
         "-A", "--all-namespaces", action="store_true", help="jobs of all namespaces"
     )
-    timeline = add("timeline", "one incident, one timeline", "timeline", forms=(*_FORMS, "png"))
+    timeline = add("timeline", "show incidents as timelines", "timeline", forms=(*_FORMS, "png"))
     timeline.add_argument("job", metavar="JOB", help=_JOB)
-    timeline.add_argument("incident", nargs="?", metavar="INCIDENT", help="an id, or `last`")
-    timeline.add_argument("--file", metavar="FILE", help="of the png (default JOB-timeline.png)")
-    add("nodes", "which nodes are out of use, and why", "nodes", forms=_FORMS)
-    why = add("why", "why a node is, or is not, in use", "nodes", "why", forms=_FORMS)
+    timeline.add_argument(
+        "incident", nargs="?", metavar="INCIDENT", help="id of one, or `last` (default: all)"
+    )
+    timeline.add_argument(
+        "--file", metavar="FILE", help="name of the png (default JOB-timeline.png)"
+    )
+    add("nodes", "show which nodes are out of use, and why", "nodes", forms=_FORMS)
+    why = add("why", "show why a node is, or is not, in use", "nodes", "why", forms=_FORMS)
     why.add_argument("node", metavar="NODE", help="name of the node")
 
 
 def _add_checkpoints(commands: Any, common: argparse.ArgumentParser) -> None:
-    text = "the run in the object store, read by a short-lived pod of the job's own image"
+    text = "read the run in the object store, with a short-lived pod of the job's own image"
     group = commands.add_parser("checkpoints", help=text, description=text, parents=[common])
     group.set_defaults(module="checkpoints", function="usage", parser=group)
     add = _Adding(group.add_subparsers(metavar="COMMAND"), common)
-    listing = add("ls", "checkpoints that exist, newest first", "checkpoints", "ls", forms=_FORMS)
-    verify = add("verify", "prove that the run has no gap", "checkpoints", "verify", forms=_FORMS)
+    listing = add("ls", "list the checkpoints, newest first", "checkpoints", "ls", forms=_FORMS)
+    verify = add(
+        "verify",
+        "prove that no step and no sample is missing",
+        "checkpoints",
+        "verify",
+        forms=_FORMS,
+    )
     restore = add(
         "restore",
-        "a new job that resumes from an older checkpoint; the old run is not changed",
+        "print a new job that resumes from an older checkpoint; the old run is not changed",
         "checkpoints",
         "restore",
     )
@@ -165,9 +182,11 @@ def _add_checkpoints(commands: Any, common: argparse.ArgumentParser) -> None:
     restore.add_argument(
         "--as", dest="new", required=True, metavar="NEWJOB", help="the new job's name"
     )
-    restore.add_argument("--run", metavar="NAME", help="of the new run (default OLDRUN-from-N)")
+    restore.add_argument(
+        "--run", metavar="NAME", help="name of the new run (default OLDRUN-from-N)"
+    )
     unpin = add(
-        "unpin", "give a pin up, so that the checkpoint may be deleted", "checkpoints", "unpin"
+        "unpin", "remove a pin, so that the checkpoint may be deleted", "checkpoints", "unpin"
     )
     for parser in (listing, verify, restore, unpin):
         parser.add_argument("job", metavar="JOB", help=_JOB)
@@ -178,7 +197,7 @@ def _add_checkpoints(commands: Any, common: argparse.ArgumentParser) -> None:
             metavar="S",
             help="seconds that the pod may take (default 300)",
         )
-    unpin.add_argument("name", metavar="NAME", help="of the pin; `checkpoints ls` lists them")
+    unpin.add_argument("name", metavar="NAME", help="name of the pin; `checkpoints ls` lists them")
 
 
 def _add_acting(add: _Adding) -> None:
@@ -186,7 +205,7 @@ def _add_acting(add: _Adding) -> None:
     release.add_argument("node", metavar="NODE", help="name of the node")
     _add_timeout(release, 30)
     for name, text in (
-        ("suspend", "save, end the pods, keep the run"),
+        ("suspend", "save a job, end its pods, keep its run"),
         ("resume", "continue a suspended job"),
     ):
         switch = add(name, text, "switch", name)
@@ -198,7 +217,7 @@ def _add_acting(add: _Adding) -> None:
     checkpoint = add("checkpoint", "save a checkpoint now, and keep it under a name", "checkpoint")
     checkpoint.add_argument("job", metavar="JOB", help=_JOB)
     checkpoint.add_argument(
-        "--pin", required=True, metavar="NAME", help="lower-case letters, digits and '-'"
+        "--pin", required=True, metavar="NAME", help="that name: lower-case letters, digits and '-'"
     )
     checkpoint.add_argument(
         "--no-wait", action="store_true", help="return at once instead of waiting"
@@ -207,17 +226,24 @@ def _add_acting(add: _Adding) -> None:
     drill = add("drill", "delete one pod of a job that opted in, and watch the recovery", "drill")
     drill.add_argument("job", metavar="JOB", help=_JOB)
     drill.add_argument(
-        "--slot", type=_natural, metavar="N", help="whose pod, from 0 (default: the last slot's)"
+        "--slot",
+        type=_natural,
+        metavar="N",
+        help="slot whose pod is deleted, from 0 (default: the last one)",
     )
     drill.add_argument(
-        "--sudden", action="store_true", help="with one second of grace: no time to save"
+        "--sudden",
+        action="store_true",
+        help="give the pod a grace period of one second: no time to save",
     )
     _add_timeout(drill, 300)
-    report = add("report", "a support bundle without secrets", "report")
+    report = add("report", "write a support bundle without secrets", "report")
     report.add_argument(
         "job", nargs="?", metavar="JOB", help="name of the job (default: all jobs of the namespace)"
     )
-    report.add_argument("--file", metavar="FILE", help="default everstep-report-<time>.tar.gz")
+    report.add_argument(
+        "--file", metavar="FILE", help="name of the bundle (default everstep-report-<time>.tar.gz)"
+    )
     report.add_argument(
         "--log-lines",
         type=_natural,
@@ -229,7 +255,7 @@ def _add_acting(add: _Adding) -> None:
         "--operator-namespace",
         default="everstep-system",
         metavar="NAME",
-        help="where the operator runs (default everstep-system)",
+        help="namespace of the operator (default everstep-system)",
     )
 
 

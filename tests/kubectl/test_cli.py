@@ -11,6 +11,7 @@ import pytest
 
 from everstep_agent import command_line
 from everstep_kubectl import cli, cluster, incidents, picture
+from everstep_lab import cli as lab_cli
 from kubectl import recordings
 
 README = Path(cluster.__file__).with_name("README.md")
@@ -51,7 +52,11 @@ def list_options(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argpars
             yield parser.prog, action
 
 
-@pytest.mark.parametrize("build", [cli.build_parser, command_line.build_parser])
+@pytest.mark.parametrize(
+    "build",
+    [cli.build_parser, command_line.build_parser, lab_cli._parser],
+    ids=["kubectl", "everstep", "lab"],
+)
 def test_help_explains_each_option_and_names_its_default(build: object) -> None:
     assert callable(build)
     for command, option in list_options(build()):

@@ -225,7 +225,7 @@ def test_a_control_plane_that_broke_takes_the_lab_down_and_leaves_one_log(lab: L
         (("status",), "`everstep-lab up` starts one"),
         (("fault", "node-1", "--kill-node"), "no lab is running"),
         (("fault", "node-1", "--gpu", "0"), "--gpu and --xid go together"),
-        (("fault", "node-1"), "which fault?"),
+        (("fault", "node-1"), "no fault is named"),
         (("up", "--nodes", "201"), "--nodes 201"),
         (("up", "--kubeconfig", "/etc/hostname"), "choose another file"),
     ],

@@ -101,16 +101,24 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     full = os.environ.get("FULL") == "1"
     parser = argparse.ArgumentParser(description=__doc__)
     sizes = [64, 256, 1024, 2048] if full else [64, 256]
-    parser.add_argument("--mib", type=int, nargs="+", default=sizes, help="of parameters")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4] if full else [1])
-    parser.add_argument("--saves", type=int, default=10, help="of each run")
-    parser.add_argument("--only", help="systems whose name contains this")
-    parser.add_argument("--seed", type=int, default=1, help="of the order of the runs")
+    parser.add_argument(
+        "--mib", type=int, nargs="+", default=sizes, help="sizes of the model in MiB"
+    )
+    parser.add_argument(
+        "--ranks", type=int, nargs="+", default=[1, 2, 4] if full else [1], help="numbers of ranks"
+    )
+    parser.add_argument(
+        "--saves", type=int, default=10, help="number of saves of each run (default 10)"
+    )
+    parser.add_argument("--only", help="only systems whose name contains this (default all)")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of the order of the runs (default 1)"
+    )
     parser.add_argument(
         "--chaos",
         type=int,
         metavar="POINTS",
-        help="instead: ckpt-chaos, with so many kills of each kind",
+        help="run ckpt-chaos instead, with this many kills of each kind",
     )
     options = parser.parse_args(argv)
     if not _choose_systems(options.only):

@@ -109,11 +109,29 @@ def _training(options: argparse.Namespace, folder: Path) -> Iterator[None]:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=120.0, help="3600 for the full run")
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--load", type=int, default=os.cpu_count() or 1, help="busy processes")
-    parser.add_argument("--mbit", type=float, default=0.0, help="of all connections; 0: no limit")
     parser.add_argument(
-        "--loss", type=float, default=0.0, help="per cent of the packets, with --mbit"
+        "--seconds",
+        type=float,
+        default=120.0,
+        help="length of the run (default 120; 3600 for the full run)",
+    )
+    parser.add_argument("--ranks", type=int, default=4, help="number of ranks (default 4)")
+    parser.add_argument(
+        "--load",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="number of busy processes (default: the number of cores)",
+    )
+    parser.add_argument(
+        "--mbit",
+        type=float,
+        default=0.0,
+        help="Mbit/s of all connections together; 0: no limit (default)",
+    )
+    parser.add_argument(
+        "--loss",
+        type=float,
+        default=0.0,
+        help="percentage of the packets that are lost; needs --mbit (default 0)",
     )
     return parser.parse_args(argv)

@@ -24,8 +24,12 @@ DAY = 86_400
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench-scale", description=__doc__)
-    parser.add_argument("--jobs", type=int, default=200, metavar="N", help="default 200")
-    parser.add_argument("--nodes", type=int, default=500, metavar="N", help="default 500")
+    parser.add_argument(
+        "--jobs", type=int, default=200, metavar="N", help="number of jobs (default 200)"
+    )
+    parser.add_argument(
+        "--nodes", type=int, default=500, metavar="N", help="number of nodes (default 500)"
+    )
     parser.add_argument(
         "--seconds",
         type=float,
@@ -34,7 +38,9 @@ def main() -> int:
         help="length of each steady phase (default 60)",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="no cluster: what single decisions cost (a minute)"
+        "--quick",
+        action="store_true",
+        help="measure only what single decisions cost, without a cluster (about a minute)",
     )
     arguments = parser.parse_args()
     print(operator_cost.render(operator_cost.measure(), operator_cost.load_before()))

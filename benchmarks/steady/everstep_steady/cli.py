@@ -101,13 +101,24 @@ def describe(world: int, runs: Runs, peaks: Mapping[str, float]) -> str:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, nargs="+", help="default 2 3 4; sharded: 4")
     parser.add_argument(
-        "--shard", type=int, default=1, help="shard the model over so many ranks, beside HSDP"
+        "--ranks", type=int, nargs="+", help="numbers of ranks (default 2 3 4; with --shard 4)"
     )
-    parser.add_argument("--rounds", type=int, default=60, help="blocks of each system")
-    parser.add_argument("--seconds", type=float, help="of a block; default 1, sharded: 3")
-    parser.add_argument("--seed", type=int, default=1, help="of the order of the blocks")
+    parser.add_argument(
+        "--shard",
+        type=int,
+        default=1,
+        help="shard the model over this many ranks, and compare with HSDP",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=60, help="number of blocks of each system (default 60)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, help="length of a block (default 1; with --shard 3)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of the order of the blocks (default 1)"
+    )
     parser.add_argument(
         "--trace", action="store_true", help="instead: trace three steps, and show the overlap"
     )

@@ -88,13 +88,27 @@ def _show(rows: Sequence[Row], options: argparse.Namespace) -> None:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     titles = [contender.title for contender in CONTENDERS]
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=600.0, help="of each storm")
-    parser.add_argument("--every", type=float, default=15.0, help="seconds between two faults")
-    parser.add_argument("--mix", nargs="+", choices=(DEATHS, MIXED), default=[DEATHS, MIXED])
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--only", nargs="+", choices=titles, metavar="SYSTEM", help=", ".join(titles)
+        "--seconds", type=float, default=600.0, help="length of each storm (default 600)"
+    )
+    parser.add_argument(
+        "--every", type=float, default=15.0, help="seconds between two faults (default 15)"
+    )
+    parser.add_argument(
+        "--mix",
+        nargs="+",
+        choices=(DEATHS, MIXED),
+        default=[DEATHS, MIXED],
+        help="kinds of storms (default both)",
+    )
+    parser.add_argument("--ranks", type=int, default=4, help="number of ranks (default 4)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the faults (default 1)")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=titles,
+        metavar="SYSTEM",
+        help=f"systems (default all): {', '.join(titles)}",
     )
     options = parser.parse_args(argv)
     if options.seconds < options.every or options.every <= 0:

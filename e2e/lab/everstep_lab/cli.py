@@ -133,7 +133,9 @@ def _fault(parsed: argparse.Namespace) -> int:
         raise LabError("--gpu and --xid go together: `everstep-lab fault node-2 --gpu 0 --xid 79`")
     request = FaultRequest(**{f.name: getattr(parsed, f.name) for f in fields(FaultRequest)})
     if request.xid is None and not (request.exporter or request.asks_for_node):
-        raise LabError("which fault? --gpu N --xid CODE, --exporter MODE, --kill-node, --partition")
+        raise LabError(
+            "no fault is named: give --gpu N --xid CODE, --exporter MODE, --kill-node, --partition or --freeze-node"
+        )
     print(_lab().fault(parsed.node, **asdict(request)))
     return 0
 
@@ -195,14 +197,18 @@ def _parser() -> argparse.ArgumentParser:
     ahead = commands.add_parser("build", help="only build the lab's binaries")
     ahead.set_defaults(run=_build)
     fault = commands.add_parser("fault", help="break a GPU, an exporter or a node")
-    fault.add_argument("node", metavar="NODE")
+    fault.add_argument("node", metavar="NODE", help="name of the node, such as node-2")
     fault.add_argument("--gpu", type=int, metavar="N", help="index of the GPU, from 0")
     fault.add_argument("--xid", type=int, metavar="CODE", help="NVIDIA XID, such as 79 or 64")
-    fault.add_argument("--exporter", metavar="MODE", help="silent, hang, http500, empty, frozen")
+    fault.add_argument(
+        "--exporter", metavar="MODE", help="one of silent, hang, http500, empty, frozen"
+    )
     fault.add_argument(
         "--kill-node", action="store_true", help="power loss: all processes of the node end at once"
     )
-    fault.add_argument("--partition", action="store_true", help="cut off from the API server only")
+    fault.add_argument(
+        "--partition", action="store_true", help="cut the node off from the API server only"
+    )
     fault.add_argument(
         "--freeze-node",
         action="store_true",
@@ -210,7 +216,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     fault.set_defaults(run=_fault)
     heal = commands.add_parser("heal", help="undo a node's faults, like a repair and a reboot")
-    heal.add_argument("node", metavar="NODE")
+    heal.add_argument("node", metavar="NODE", help="name of the node")
     heal.set_defaults(run=_heal)
     status = commands.add_parser("status", help="show processes, nodes and injected faults")
     status.set_defaults(run=_status)
@@ -225,13 +231,17 @@ def _parser() -> argparse.ArgumentParser:
     operator = commands.add_parser(
         "operator", help="start, stop or kill the operator, show its log"
     )
-    operator.add_argument("action", choices=("start", "stop", "restart", "kill", "logs"))
-    operator.add_argument("-f", "--follow", action="store_true", help="with logs")
+    operator.add_argument(
+        "action", choices=("start", "stop", "restart", "kill", "logs"), help="what to do with it"
+    )
+    operator.add_argument(
+        "-f", "--follow", action="store_true", help="with logs: go on showing new lines"
+    )
     operator.set_defaults(run=_operator)
     store = commands.add_parser(
         "objectstore", help="stop or start the S3 server; its data are kept"
     )
-    store.add_argument("action", choices=("stop", "start"))
+    store.add_argument("action", choices=("stop", "start"), help="what to do with it")
     store.set_defaults(run=_objectstore)
     return parser
 
@@ -240,9 +250,18 @@ def _add_up(up: argparse.ArgumentParser) -> None:
     default = LabConfig()
     up.add_argument("--kind", action="store_true", help="create it on kind: needs docker and kind")
     up.add_argument(
-        "--nodes", type=int, metavar="N", help=f"default {default.nodes}; with --kind {KIND_NODES}"
+        "--nodes",
+        type=int,
+        metavar="N",
+        help=f"number of nodes (default {default.nodes}; with --kind {KIND_NODES})",
     )
-    up.add_argument("--gpus-per-node", type=int, default=default.gpus_per_node, metavar="N")
+    up.add_argument(
+        "--gpus-per-node",
+        type=int,
+        default=default.gpus_per_node,
+        metavar="N",
+        help=f"number of GPUs of each node (default {default.gpus_per_node})",
+    )
     up.add_argument("--kubeconfig", metavar="FILE", help="also write the kubeconfig to this file")
     up.add_argument(
         "--no-operator",
@@ -251,7 +270,8 @@ def _add_up(up: argparse.ArgumentParser) -> None:
     )
     up.add_argument(
         "--operator-arg", action="append", default=[], metavar="FLAG",
-        help="an additional flag for the operator: --operator-arg=--cordon-budget=2",
+        help="an additional flag for the operator, such as --operator-arg=--cordon-budget=2; may be repeated "
+        "(default none)",
     )  # fmt: skip
     up.add_argument(
         "--foreground", action="store_true", help="stay in the foreground; Ctrl-C ends the lab"
@@ -266,7 +286,7 @@ def _add_up(up: argparse.ArgumentParser) -> None:
         type=int,
         default=default.seed,
         metavar="N",
-        help="seed of UUIDs and random delays",
+        help=f"seed of UUIDs and random delays (default {default.seed})",
     )
     up.set_defaults(run=_up)
 

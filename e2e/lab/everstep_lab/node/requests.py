@@ -28,5 +28,5 @@ def check_request(node: str, gpus: int, request: FaultRequest) -> None:
             raise BadRequestError(f"GPU {request.gpu}: name the fault with --xid CODE")
         if not request.asks_for_node:
             raise BadRequestError(
-                "no fault named: give --xid, --exporter, --kill-node or --partition"
+                "no fault is named: give --gpu and --xid, --exporter, --kill-node, --partition or --freeze-node"
             )
