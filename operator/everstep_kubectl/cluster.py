@@ -144,8 +144,11 @@ def translate(error: str) -> ClusterError:
     lines = [line for line in said if not _LOG_LINE.match(line)] or said[-1:]
     text = "\n".join(lines) or "kubectl failed without a message"
     if "doesn't have a resource type" in text and "everstep" in error:
-        hint = "Everstep is not installed there: helm install everstep charts/everstep"
-        return ClusterError(f"{text}\n{hint} (or is this the wrong --context?)")
+        hint = (
+            "Everstep is not installed there: helm install everstep charts/everstep -n everstep-system "
+            "--create-namespace (or is this the wrong --context?)"
+        )
+        return ClusterError(f"{text}\n{hint}")
     if "(NotFound)" in text:
         return NotFound(text)
     return ClusterError(text)

@@ -34,7 +34,10 @@ class Settings(BaseModel):
         description="address of /healthz, /readyz and /metrics; empty: all, IPv4 and IPv6",
     )
     http_port: int = Field(
-        default=8080, ge=0, le=65535, description="port of the same; 0 takes a free one"
+        default=8080,
+        ge=0,
+        le=65535,
+        description="port of /healthz, /readyz and /metrics; 0 takes a free one",
     )
     agent_seconds: float = Field(
         default=1.0, gt=0, description="seconds between two questions to a job's agents"
@@ -59,8 +62,7 @@ class Settings(BaseModel):
     exporter_selectors: str = Field(
         default="app.kubernetes.io/name=dcgm-exporter;app=nvidia-dcgm-exporter",
         pattern=r"^[^;]+(;[^;]+)*$",
-        description="labels of the dcgm-exporter pods: label selectors separated by semicolons, any of which "
-        "may match",
+        description="label selectors of the dcgm-exporter pods, separated by semicolons; a pod must match one of them",
     )
     exporter_namespaces: str = Field(
         default="gpu-operator,nvidia-gpu-operator,gke-managed-system,kube-system",
@@ -69,7 +71,10 @@ class Settings(BaseModel):
         "in which only administrators can create DaemonSets",
     )
     exporter_port: int = Field(
-        default=9400, ge=1, le=65535, description="their port, if the pod does not name one"
+        default=9400,
+        ge=1,
+        le=65535,
+        description="port of the exporters, if the pod does not name one",
     )
     cordon_budget: str = Field(
         default="10%",
@@ -79,25 +84,28 @@ class Settings(BaseModel):
     lease: str = Field(
         default="",
         pattern=rf"^({NAME}/{NAME})?$",
-        description="NAMESPACE/NAME of the Lease whose holder acts; empty: no election, one replica",
+        description="NAMESPACE/NAME of the Lease whose holder acts; empty: no election, so run one replica only",
     )
     identity: str = Field(
         default="",
         max_length=128,
-        description="this replica's name, shown in the Lease; default the host's name",
+        description="this replica's name in the Lease; empty: the host's name",
     )
     lease_seconds: float = Field(
-        default=15.0, ge=1, le=3600, description="how long others wait for a renewal of the Lease"
+        default=15.0,
+        ge=1,
+        le=3600,
+        description="seconds that other replicas wait for a renewal of the Lease",
     )
     renew_seconds: float = Field(
-        default=10.0, gt=0, description="the holder stops that long after its last renewal"
+        default=10.0, gt=0, description="seconds after its last renewal at which the holder stops"
     )
     retry_seconds: float = Field(
         default=2.0, gt=0, description="seconds between two looks at the Lease"
     )
     observe_only: bool = Field(
         default=False,
-        description="only verdicts, Events and metrics; jobs leave bad nodes; nodes are not changed",
+        description="observe-only mode: judge nodes, move jobs off bad ones, change no node",
     )
     watch_namespaces: str = Field(
         default="",

@@ -5,7 +5,7 @@ words of its source.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from everstep_operator.jobs import conditions, failures, yields
+from everstep_operator.jobs import conditions, failures, starts, yields
 from everstep_operator.jobs.conditions import ConditionDraft, Story
 from everstep_operator.jobs.membership import Decision, Leave, Stay
 from everstep_operator.jobs.observed import Observed, Pod, Refusal
@@ -266,11 +266,15 @@ def _describe_yield(observed: Observed, pod: Pod, spec: JobSpec, now: float) -> 
 
 def _describe_container(pod: Pod) -> tuple[str, str] | None:
     if pod.refused_by_node:
-        text = f"pod {pod.name}: {pod.message or 'refused'}; the next attempt follows in seconds"
+        text = (
+            f"pod {pod.name}: {pod.message or 'refused'}; the next attempt follows after "
+            f"{starts.REFUSED_SECONDS:.0f} to {starts.LONGEST_REFUSED_SECONDS:.0f} s, on another node if one has room"
+        )
         return pod.reason or "PodRefusedByNode", text
     if pod.misconfigured and pod.ended is not None and pod.ended.report is not None:
         found = pod.ended.report
-        return found.cause.value, f"pod {pod.name}: {found.message}; the next attempt follows soon"
+        then = "Everstep tries another node once another pod of the job has started"
+        return found.cause.value, f"pod {pod.name}: {found.message}; {then}"
     if pod.waiting in failures.USUAL_WAITS:
         return None
     words = [pod.waiting_message]
