@@ -27,7 +27,9 @@ def name_factory(value: "collections.defaultdict[Any, Any]", path: str) -> str |
 def find_factory(name: str | None) -> Any:
     """The reverse of `name_factory`. Raises `StateError` if this version does not know the name."""
     if name is not None and name not in _FACTORIES:
-        raise StateError(f"this version cannot make a defaultdict of {name!r}")
+        raise StateError(
+            f"this version of everstep cannot make a defaultdict of {name!r}: install the one that wrote the checkpoint"
+        )
     return _FACTORIES[name] if name is not None else None
 
 

@@ -251,7 +251,9 @@ def _untag(
             return getattr(torch, body)
         case "$scalar":
             return np.frombuffer(base64.b64decode(body[1]), dtype=body[0])[0]
-    raise StateError(f"this version does not know {tag!r} in a state tree")
+    raise StateError(
+        f"this version of everstep does not know {tag!r} in a state tree: install the one that wrote the checkpoint"
+    )
 
 
 def _decode_pairs(

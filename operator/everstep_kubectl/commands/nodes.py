@@ -55,8 +55,8 @@ def release(arguments: argparse.Namespace, cluster: Cluster) -> int:
         )
         return 0
     print(
-        f"{arguments.node} still bears its mark after {arguments.timeout:.0f} s: the operator releases it, "
-        f"is it running? ({text.SHOW_OPERATOR})"
+        f"{arguments.node} still has Everstep's cordon or taint after {arguments.timeout:.0f} s. The operator removes "
+        f"them: see whether it runs ({text.SHOW_OPERATOR})"
     )
     return 1
 

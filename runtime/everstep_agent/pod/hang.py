@@ -19,6 +19,8 @@ probably with it (a frozen container, a paused virtual machine).
 """
 STOPS = 16
 """How many of the newest stops are remembered."""
+STEP_SETTING = "recovery.hangSeconds, --hang-seconds"
+"""The names of the setting `Limits.step`, for messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,4 +115,4 @@ def _choose_limit(position: Position, limits: Limits) -> tuple[float, str]:
         return position.limit_ms / 1000, "job.pause(limit=…)"
     if position.scope is Where.STARTUP:
         return limits.startup, "recovery.startupSeconds, --startup-seconds"
-    return limits.step, "recovery.hangSeconds, --hang-seconds"
+    return limits.step, STEP_SETTING

@@ -125,7 +125,9 @@ def _find_hang(
     saves = worker.saving_since
     spent = hang.count_seconds(saves, now, stops) if saves is not None else 0.0
     if spent > limits.step:
-        text = f"hung: {spent:.0f} s in a save, the limit is {limits.step:.0f} s"
+        text = (
+            f"hung: {spent:.0f} s in a save; the limit is {limits.step:.0f} s ({hang.STEP_SETTING})"
+        )
         return hang.Hang(scope="save", seconds=spent, message=text)
     computes = worker.state in (State.STARTED, State.TRACKED)
     # Its socket's thread reports HELD, whatever its script does. Nobody waits for it to hold once it is cut.
