@@ -36,7 +36,7 @@ TERMINATION_LOG = "/dev/termination-log"
 
 PIN = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 """The name of a pinned checkpoint: a DNS label."""
-PIN_RULE = "lower-case letters, digits and '-', at most 63, the first and the last no '-'"
+PIN_RULE = "at most 63 lower-case letters, digits and '-', without '-' at the beginning or end"
 
 JOB_NAME_LIMIT = 50
 """A pod's name is <name>-<slot>-<attempt> and must fit a label value of 63 characters."""
@@ -50,8 +50,8 @@ def find_job_name_problem(name: str) -> str:
     if len(name) <= JOB_NAME_LIMIT and re.fullmatch(JOB_NAME, name):
         return ""
     return (
-        f"{name!r:.80} cannot name a job: use lower-case letters, digits and '-', at most {JOB_NAME_LIMIT}, "
-        "the first and the last no '-'"
+        f"{name!r:.80} cannot name a job: use at most {JOB_NAME_LIMIT} lower-case letters, digits and '-', "
+        "without '-' at the beginning or end"
     )
 
 
@@ -60,8 +60,8 @@ def find_run_problem(name: str) -> str:
     if len(name) <= RUN_LIMIT and re.fullmatch(RUN, name):
         return ""
     return (
-        f"{name!r:.80} cannot name a run: use letters, digits, '_', '-', '.', and '/' between parts, at most "
-        f"{RUN_LIMIT}; no part begins with '.'"
+        f"{name!r:.80} cannot name a run: use at most {RUN_LIMIT} letters, digits, '_', '-', '.', and '/' between "
+        "parts; no part begins with '.'"
     )
 
 
