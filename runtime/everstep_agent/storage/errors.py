@@ -152,14 +152,14 @@ def classify_error(error: BaseException, *, doing: str, where: str) -> StoreErro
     found = f"cannot {doing} {where}"
     if code == "NoSuchBucket" or "ContainerNotFound" in text or "bucket does not exist" in text:
         return BucketMissing(
-            f"{found}: the bucket does not exist; create it or correct checkpoint.uri"
+            f"{found}: the bucket does not exist; create it or correct checkpoint.uri (--store)"
         )
     if any(host in text for host in _METADATA):
         key = _KEYS.get(where.partition(":")[0], _KEYS["s3"])
         return (Denied if 400 <= status < 500 else NoIdentity)(
             f"{found}: no credentials: {key} is not set and this machine has no cloud"
-            " identity; give the container the credentials (envFrom of a Secret) or a serviceAccountName"
-            " with access"
+            " identity; set it, or in a pod give the container the credentials (envFrom of a Secret) or a"
+            " serviceAccountName with access"
         )
     if isinstance(error, FileNotFoundError) or name == "NotFoundError":
         return NotFound(f"{found}: there is no such object")
