@@ -238,8 +238,8 @@ class RecoveryTotal(ApiModel):
     within: dict[str, int] = Field(
         default_factory=dict,
         max_length=32,
-        description="Their number by duration. Key: a bound in seconds, as in the metric everstep_recovery_seconds; each "
-        "counts under the smallest bound that it did not exceed.",
+        description="Their number by duration. Key: a bound in seconds, as in the metric everstep_recovery_seconds. "
+        "Each counts under the smallest bound that it did not exceed.",
     )
 
 

@@ -39,7 +39,10 @@ def test_a_job_that_is_over_saves_nothing() -> None:
 
 def test_a_name_that_cannot_be_one_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["checkpoint", "byte-lm", "--pin", "Before Lunch"]) == 2
-    assert "'Before Lunch' cannot name a checkpoint: use at most 63 lower-case" in capsys.readouterr().err
+    assert (
+        "'Before Lunch' cannot name a checkpoint: use at most 63 lower-case"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_restored_job_does_not_pin_again() -> None:
