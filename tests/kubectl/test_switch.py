@@ -42,6 +42,15 @@ def test_a_job_that_is_suspended_is_reported_with_its_step(
     assert "tiny: Suspended at step" in capsys.readouterr().out
 
 
+def test_a_job_that_is_suspended_before_it_has_begun_is_reported_as_that(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = heard(with_condition(recordings.job(), "Suspended", "True"))
+    del job["status"]["step"], job["status"]["checkpoint"]
+    assert wait_for("Suspended", job) == 0
+    assert "tiny: Suspended before its first step, without a checkpoint" in capsys.readouterr().out
+
+
 NOWHERE = """#!/bin/sh
 # kubectl in a pod without a kubeconfig: it reads its service account's namespace, which is no context's
 case "$1" in

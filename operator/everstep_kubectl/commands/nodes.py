@@ -40,8 +40,8 @@ def release(arguments: argparse.Namespace, cluster: Cluster) -> int:
     mine = [q for q in listed if q["spec"]["nodeName"] == arguments.node]
     if not mine:
         raise NotFound(
-            f"node {arguments.node} is in no quarantine of Everstep's, there is nothing to "
-            f"release: kubectl everstep why {arguments.node}"
+            f"node {arguments.node} is in no quarantine of Everstep: there is nothing to release. "
+            f"For its state: kubectl everstep why {arguments.node}"
         )
     for quarantine in mine:
         print(f"releasing {arguments.node}: {quarantine['spec']['message']}")

@@ -47,9 +47,7 @@ def _await(arguments: argparse.Namespace, cluster: Cluster, before: Object, want
         status = job.get("status") or {}
         heard = status.get("observedGeneration") == job["metadata"].get("generation")
         if heard and jobs.is_true(job, wanted):
-            checkpoint = status.get("checkpoint") or {}
-            where = f"step {status.get('step')}, checkpoint of step {checkpoint.get('step')}"
-            print(f"{arguments.job}: {wanted} at {where}")
+            print(f"{arguments.job}: {wanted} {_describe_place(status)}")
             return 0
         if heard and (end := jobs.find_end(job)) and (found := jobs.condition(job, end)):
             print(f"{arguments.job}: {end}: {found['reason']}: {found['message']}")
@@ -64,6 +62,13 @@ def _await(arguments: argparse.Namespace, cluster: Cluster, before: Object, want
         f"kubectl everstep status -n {before['metadata']['namespace']} {arguments.job}"
     )
     return 1
+
+
+def _describe_place(status: Object) -> str:
+    """How far a job is, which may not have begun."""
+    step, saved = status.get("step"), (status.get("checkpoint") or {}).get("step")
+    where = f"at step {step}" if step else "before its first step"
+    return f"{where}, checkpoint of step {saved}" if saved else f"{where}, without a checkpoint"
 
 
 def watch_job(cluster: Cluster, job: Object, seconds: float) -> Iterator[Object]:

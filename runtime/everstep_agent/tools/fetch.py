@@ -91,7 +91,9 @@ async def _choose(store: ObjectStore, run_log: RunLog, step: int | None) -> list
     if step is None or not run_log.entries:
         await _require_whole(run_log)
     if not run_log.entries:
-        raise NothingToFetch(f"{store.uri}: there is no run; give the address STORE/NAME of a run")
+        raise NothingToFetch(
+            f"{store.uri}: there is no run; give the address STORE/NAME of a run that a job has begun"
+        )
     if step is not None:
         return [await find_commit(run_log, step)]
     found = list(run_log.index.resumable())

@@ -112,7 +112,9 @@ async def _open_run(store: ObjectStore) -> RunLog:
     await run_log.refresh()
     if not run_log.entries:
         await run_log.check_whole()
-        raise CannotFork(f"{store.uri}: there is no run; give the address STORE/NAME of a run")
+        raise CannotFork(
+            f"{store.uri}: there is no run; give the address STORE/NAME of a run that a job has begun"
+        )
     return run_log
 
 

@@ -134,7 +134,7 @@ async def _verify_newest(store: ObjectStore, *, state: bool, entries: bool) -> V
     commit = log.index.newest_resumable
     if commit is None:
         text = (
-            "there is no run; give the address STORE/NAME of a run"
+            "there is no run; give the address STORE/NAME of a run that a job has begun"
             if not log.entries
             else "the run has no checkpoint yet"
         )
