@@ -40,7 +40,8 @@ def plan_drill(job: Raw, slot: int | None) -> Target | Refused:
             f"{ANNOTATION}={ALLOWED}"
         )
     if not jobs.is_true(job, "Running") or jobs.is_true(job, "Recovering"):
-        return Refused(message=f"{name} is {status.get('state')}: a drill needs a job that runs")
+        state = status.get("state") or jobs.NEW
+        return Refused(message=f"{name} is {state}: a drill needs a job that runs")
     if (health := jobs.condition(job, "CheckpointHealthy")) and health["status"] == "False":
         return Refused(message=f"{name} is not safe now: {health['reason']}: {health['message']}")
     if not status.get("checkpoint"):

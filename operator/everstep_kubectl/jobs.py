@@ -8,6 +8,8 @@ from everstep_contract.units import Mesh
 from everstep_kubectl import incidents, text
 
 Raw = Mapping[str, Any]
+NEW, UNSEEN = "New", "no operator has looked at it yet"
+"""State and message of a job without a status."""
 STALE_SECONDS = 60.0
 """The figures of a running job are written every 10 s if they have changed. Older figures mean a long
 step, or that the operator is not running.
@@ -84,8 +86,8 @@ def build_job(raw: Raw, now: float) -> Job:
     return Job(
         namespace=str(meta["namespace"]),
         name=str(meta["name"]),
-        state=str(status.get("state") or "New"),
-        message=str(status.get("message") or "no operator has looked at it yet"),
+        state=str(status.get("state") or NEW),
+        message=str(status.get("message") or UNSEEN),
         ready=str((status.get("world") or {}).get("summary") or ""),
         mesh=_describe_mesh(raw),
         epoch=status.get("epoch"),
@@ -111,6 +113,12 @@ def build_job(raw: Raw, now: float) -> Job:
         slots=tuple(_slot(meta["name"], s) for s in status.get("slots") or ()),
         incidents=found,
     )
+
+
+def describe_state(raw: Raw) -> str:
+    """State and message, for a line of a command that waits."""
+    status = raw.get("status") or {}
+    return f"{status.get('state') or NEW}: {status.get('message') or UNSEEN}"
 
 
 def _describe_mesh(raw: Raw) -> str:

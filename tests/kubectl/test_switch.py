@@ -51,6 +51,14 @@ def test_a_job_that_is_suspended_before_it_has_begun_is_reported_as_that(
     assert "tiny: Suspended before its first step, without a checkpoint" in capsys.readouterr().out
 
 
+def test_a_job_that_no_operator_has_seen_is_shown_as_that(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    new = {**recordings.job(), "status": {}}
+    assert wait_for("Suspended", new) == 1
+    assert "tiny: New: no operator has looked at it yet" in capsys.readouterr().out
+
+
 NOWHERE = """#!/bin/sh
 # kubectl in a pod without a kubeconfig: it reads its service account's namespace, which is no context's
 case "$1" in

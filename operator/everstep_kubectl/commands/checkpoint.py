@@ -32,15 +32,14 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
 
 
 def _await(arguments: argparse.Namespace, cluster: Cluster, before: Object) -> int:
-    from everstep_kubectl import pins, text
+    from everstep_kubectl import jobs, pins, text
 
     shown = ""
     for job in watch_job(cluster, before, arguments.timeout):
         if (answer := pins.decide_pinned(job, arguments.pin)) is not None:
             print(answer.message)
             return 0 if answer.ok else 1
-        status = job.get("status") or {}
-        line = f"{arguments.job}: {status.get('state')}: {status.get('message')}"
+        line = f"{arguments.job}: {jobs.describe_state(job)}"
         if line != shown:
             print(line, flush=True)
             shown = line

@@ -55,8 +55,9 @@ def _watch(
 
 
 def _tell(job: Object, shown: str) -> str:
-    status = job.get("status") or {}
-    line = f"{status.get('state')}: {status.get('message')}"
+    from everstep_kubectl import jobs
+
+    line = jobs.describe_state(job)
     if line != shown:
         print(f"  {line}", flush=True)
     return line

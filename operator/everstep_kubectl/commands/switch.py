@@ -52,7 +52,7 @@ def _await(arguments: argparse.Namespace, cluster: Cluster, before: Object, want
         if heard and (end := jobs.find_end(job)) and (found := jobs.condition(job, end)):
             print(f"{arguments.job}: {end}: {found['reason']}: {found['message']}")
             return 1
-        line = f"{arguments.job}: {status.get('state')}: {status.get('message')}"
+        line = f"{arguments.job}: {jobs.describe_state(job)}"
         if line != shown:
             print(line, flush=True)
             shown = line
