@@ -291,7 +291,10 @@ class RestartBudgets(UserInput):
         description="Training processes that were killed, crashed or raised an exception.",
     )
     hang: int = Field(
-        default=5, ge=0, le=1_000_000, description="Steps that took longer than hangSeconds."
+        default=5,
+        ge=0,
+        le=1_000_000,
+        description="Ranks that exceeded hangSeconds, startupSeconds or the limit of a job.pause.",
     )
 
 
