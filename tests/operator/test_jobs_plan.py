@@ -594,6 +594,29 @@ def test_a_pod_that_stopped_for_a_suspension_that_was_taken_back_is_nobodys_fail
     assert planned.status.restarts.total == 0
 
 
+@pytest.mark.parametrize(
+    ("deleting_until", "cause", "said"),
+    [
+        (None, "PodLeft", "pod lm-1-1 has left; the checkpoint of step 40 is committed"),
+        (
+            NOW + 20,
+            "PodDeleted",
+            "pod lm-1-1 is being deleted, and has left; the checkpoint of step 40",
+        ),
+    ],
+)
+def test_a_pod_that_has_left_is_replaced_under_the_cause_of_its_leave(
+    deleting_until: float | None, cause: str, said: str
+) -> None:
+    """The kubelet may report its end before the job's report of the leave is read."""
+    ended = an_end(Cause.LEFT, "left; the checkpoint of step 40 is committed")
+    gone = {"ended": ended, "phase": "Succeeded", "deleting_until": deleting_until}
+    planned = plan(with_pod(an_observation(), 1, **gone), NOW)
+    assert attempts(planned) == [1, 2, 1]
+    assert planned.status.slots[1].cause == cause
+    assert any(said in event.message for event in planned.events)
+
+
 def test_one_fenced_pod_of_a_job_that_runs_is_replaced() -> None:
     observed = with_pod(an_observation(), 1, ended=an_end(Cause.FENCED), phase="Succeeded")
     assert attempts(plan(observed, NOW)) == [1, 2, 1]

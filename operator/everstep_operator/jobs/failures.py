@@ -261,12 +261,18 @@ def decide_replacement(observed: Observed, pod: Pod) -> Replace | None:
             f"another node if one has room: {found.message}"
         )
         return Replace(cause="PodNotStarted", message=text)
+    if found is not None and found.cause is Cause.LEFT:
+        left = f"has {found.message or 'left'}"
+        if pod.deleting:
+            text = f"pod {pod.name} is being deleted, and {left}"
+            return Replace(cause="PodDeleted", message=text)
+        return Replace(cause="PodLeft", message=f"pod {pod.name} {left}")
     if found is not None and found.cause is Cause.STOPPED:
         text = f"pod {pod.name} had stopped for a suspension that has been cancelled"
         return Replace(cause="Suspended", message=text)
     if found is not None:
         return Replace(
-            cause="ContainerEnded", message=f"pod {pod.name}: {found.cause.value} {found.message}"
+            cause="ContainerEnded", message=f"pod {pod.name}: {found.cause.value}: {found.message}"
         )
     if pod.phase == "Failed":
         why = f"{pod.reason} {pod.message}".strip() or (
