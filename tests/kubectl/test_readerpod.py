@@ -143,9 +143,9 @@ def test_while_it_waits_it_says_why() -> None:
 
 def test_the_last_line_of_its_log_is_the_answer() -> None:
     assert parse_log("p", 1, "", 'pip says hello\n{"ok": false}\n') == {"ok": False}
-    with pytest.raises(ClusterError, match="pod p ended with 2: s3://b: access denied"):
+    with pytest.raises(ClusterError, match=r"^s3://b: access denied \(pod p ended with status 2"):
         parse_log("p", 2, "", "everstep: s3://b: access denied\n")
-    with pytest.raises(ClusterError, match="ended with 1: Evicted"):
+    with pytest.raises(ClusterError, match=r"^Evicted \(pod p ended with status 1"):
         parse_log("p", 1, "Evicted", "")
 
 

@@ -99,7 +99,7 @@ def parse_log(name: str, status: int, words: str, log: str) -> Any:
     if status in (0, 1) and last.startswith("{"):
         return json.loads(last)
     said = last.removeprefix("everstep: ") or words or "it said nothing"
-    raise ClusterError(f"pod {name} ended with {status}: {said}")
+    raise ClusterError(f"{said} (pod {name} ended with status {status})")
 
 
 def _await(
