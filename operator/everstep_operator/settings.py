@@ -79,7 +79,7 @@ class Settings(BaseModel):
     cordon_budget: str = Field(
         default="10%",
         pattern=r"^(\d{1,3}%|\d{1,6})$",
-        description="GPU nodes that Everstep may cordon at once: share or number, at least 1",
+        description="GPU nodes that Everstep may cordon at once: a share such as 10% or a number, at least 1",
     )
     lease: str = Field(
         default="",
@@ -179,9 +179,10 @@ def load_settings(
         settings = Settings(**{**values, **given})
     except ValidationError as error:
         first = error.errors()[0]
-        raise SettingsError(
-            f"{_both_names(str(first['loc'][0]))} is {first['input']!r}: {first['msg']}"
-        ) from None
+        name, why = str(first["loc"][0]), first["msg"]
+        if first["type"] == "string_pattern_mismatch":  # a pattern says nothing to an administrator
+            why = f"expected {Settings.model_fields[name].description}"
+        raise SettingsError(f"{_both_names(name)} is {first['input']!r}: {why}") from None
     _check_lease(settings)
     return command, settings if command == "release-all" else _with_key(settings)
 

@@ -99,7 +99,8 @@ async def test_one_bad_object_stops_no_other(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_setting_that_cannot_be_used_is_named_with_flag_and_variable() -> None:
     env = {"EVERSTEP_OPERATOR_KEY": "k" * 32}
     with pytest.raises(
-        SettingsError, match=r"--cordon-budget \(EVERSTEP_OPERATOR_CORDON_BUDGET\) is 'ten'"
+        SettingsError,
+        match=r"--cordon-budget \(EVERSTEP_OPERATOR_CORDON_BUDGET\) is 'ten': expected GPU nodes .* 10% or a number",
     ):
         load_settings(["--cordon-budget", "ten"], env)
     with pytest.raises(SettingsError, match="no key of at least 16"):
