@@ -99,7 +99,11 @@ def _show_speed(gbs: float | None) -> str:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     full = os.environ.get("FULL") == "1"
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="bench-checkpoint",
+        description="Measures what a save costs the steps and how fast a restore is, with Everstep and other systems. "
+        "FULL=1 in the environment: all sizes and numbers of ranks.",
+    )
     sizes = [64, 256, 1024, 2048] if full else [64, 256]
     parser.add_argument(
         "--mib", type=int, nargs="+", default=sizes, help="sizes of the model in MiB"

@@ -108,7 +108,7 @@ def _training(options: argparse.Namespace, folder: Path) -> Iterator[None]:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="bench-hang", description=__doc__)
     parser.add_argument(
         "--seconds",
         type=float,

@@ -23,7 +23,10 @@ DAY = 86_400
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="bench-scale", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="bench-scale",
+        description="Measures what many jobs and nodes cost the operator and the API server.",
+    )
     parser.add_argument(
         "--jobs", type=int, default=200, metavar="N", help="number of jobs (default 200)"
     )

@@ -87,7 +87,10 @@ def _show(rows: Sequence[Row], options: argparse.Namespace) -> None:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     titles = [contender.title for contender in CONTENDERS]
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="bench-storm",
+        description="Measures how much training is left under repeated faults, with Everstep and other systems.",
+    )
     parser.add_argument(
         "--seconds", type=float, default=600.0, help="length of each storm (default 600)"
     )
