@@ -33,6 +33,28 @@ INVISIBLE = "\\s\\p{Z}\\x00-\\x1f\\x7f-\\x9f\\x{200b}-\\x{200f}\\x{202a}-\\x{202
 """Spaces, control characters, and characters that change the text direction or have no width."""
 
 
+STAGING_MEMORY = "^[1-9]([0-9]{0,14}|[0-9]{0,8}(Ki|k|Mi|M)|[0-9]{0,5}(Gi|G)|[0-9]{0,2}(Ti|T))$"
+PEER_BANDWIDTH = "^(0|[1-9]([0-9]{0,14}|[0-9]{0,8}(Ki|k|Mi|M)|[0-9]{0,5}(Gi|G)))$"
+READ_BACK_BANDWIDTH = "^[1-9]([0-9]{0,8}(Mi|M)|[0-9]{0,5}(Gi|G))$"
+
+
+def _has_form(field: str, attribute: str, form: str, fix: str, *, optional: bool = False) -> Rule:
+    """The API server would answer a `pattern` of the schema with the regular expression alone."""
+
+    def check(part: Any) -> bool:
+        value = getattr(part, attribute)
+        return value is None or re.fullmatch(form, value) is not None
+
+    absent, quoted = f"!has(self.{field}) || " if optional else "", fix.replace("'", "\\'")
+    return Rule(
+        at=f".{field}",
+        cel=f"{absent}self.{field}.matches('{form}')",
+        check=check,
+        message=f"{field}: {fix}",
+        found=f"'{field} is \"' + self.{field} + '\": {quoted}'",
+    )
+
+
 _OF_A_SCHEME = " || ".join(f"self.uri.startsWith('{s}')" for s in SCHEMES)
 
 
@@ -138,6 +160,32 @@ class Checkpoint(UserInput):
             "single slashes, no part . or .., no user, query, fragment or %: credentials "
             "and endpoint belong in the container's environment",
         ),
+        _has_form(
+            "stagingMemory",
+            "staging_memory",
+            STAGING_MEMORY,
+            "write a whole number of bytes, or with Ki, Mi, Gi, Ti, k, M, G or T, below 1000Ti, such as 4Gi",
+        ),
+        _has_form(
+            "peerBandwidth",
+            "peer_bandwidth",
+            PEER_BANDWIDTH,
+            "write a whole number of bytes a second, or with Ki, Mi, Gi, k, M or G, such as 128Mi; 0: no copies",
+        ),
+        _has_form(
+            "readBackBandwidth",
+            "read_back_bandwidth",
+            READ_BACK_BANDWIDTH,
+            "write a whole number with Mi, Gi, M or G, such as 128Mi, for bytes a second",
+        ),
+        _has_form("pin", "pin", f"^{names.PIN}$", f"use {names.PIN_RULE}", optional=True),
+        Rule(
+            at=".diskPath",
+            cel="!has(self.diskPath) || self.diskPath.startsWith('/')",
+            check=lambda c: c.disk_path is None or c.disk_path.startswith("/"),
+            message="diskPath must be an absolute path, such as /local/everstep",
+            found="'diskPath is \"' + self.diskPath + '\": write an absolute path, such as /local/everstep'",
+        ),
         Rule(
             at=".everySteps",
             cel="!has(self.everySteps) || !has(self.everySeconds)",
@@ -212,14 +260,12 @@ class Checkpoint(UserInput):
         default=None,
         min_length=1,
         max_length=63,
-        pattern=f"^{names.PIN}$",
         description="Save one checkpoint now and keep it under this name, whatever keep says; status.pinned "
         "shows it. A run uses each name once: if it has this name already, nothing is saved. `kubectl everstep "
         "checkpoint` sets it; `kubectl everstep checkpoints unpin` removes the pin, and the name stays used.",
     )
     staging_memory: str = Field(
         default="1Gi",
-        pattern=r"^[1-9]([0-9]{0,14}|[0-9]{0,8}(Ki|k|Mi|M)|[0-9]{0,5}(Gi|G)|[0-9]{0,2}(Ti|T))$",
         max_length=16,
         description="Memory of each pod for checkpoints before their upload, such as 4Gi (below "
         "1000Ti), added to the memory limit of the container: about four times the pod's "
@@ -229,7 +275,6 @@ class Checkpoint(UserInput):
     )
     peer_bandwidth: str = Field(
         default="128Mi",
-        pattern=r"^(0|[1-9]([0-9]{0,14}|[0-9]{0,8}(Ki|k|Mi|M)|[0-9]{0,5}(Gi|G)))$",
         max_length=16,
         description="Bytes a second at which each pod copies its saves into the memory of a pod on "
         "another node (in another rack, where nodes have the label topology.kubernetes.io/rack), "
@@ -237,7 +282,6 @@ class Checkpoint(UserInput):
     )
     read_back_bandwidth: str = Field(
         default="128Mi",
-        pattern=r"^[1-9]([0-9]{0,8}(Mi|M)|[0-9]{0,5}(Gi|G))$",
         max_length=16,
         description="Bytes a second at which each pod reads its share of a new checkpoint back from "
         "the store, such as 128Mi; at least 1M. Uploads go first. A change applies to pods created "
@@ -247,7 +291,6 @@ class Checkpoint(UserInput):
         default=None,
         min_length=1,
         max_length=4096,
-        pattern=r"^/",
         description="Folder of a volume on a disk of the node, which the template mounts: each pod "
         "copies its saves there, too. A change applies to pods created from then on.",
     )
