@@ -412,11 +412,14 @@ def _list_own(kind: str, thing: Any, tree: Any) -> dict[str, torch.Tensor]:
     if kind != "module" or type(thing).load_state_dict is not torch.nn.Module.load_state_dict:
         return {}
     own = thing.state_dict(keep_vars=True)
-    return {
-        tree[short]["$tensor"]: own[key]
-        for key, short in parameter_names.canonical(own).items()
-        if "$tensor" in (tree.get(short) or ()) and not torch.nn.parameter.is_lazy(own[key])
-    }
+    found = {}
+    for key, short in parameter_names.canonical(own).items():
+        tag, held = tree.get(short), own[key]
+        is_stored = isinstance(tag, dict) and "$tensor" in tag
+        # What a module's get_extra_state returns need not be a tensor, here or in the checkpoint.
+        if is_stored and isinstance(held, torch.Tensor) and not torch.nn.parameter.is_lazy(held):
+            found[tag["$tensor"]] = held
+    return found
 
 
 def _has_sharded(module: torch.nn.Module) -> bool:

@@ -70,6 +70,35 @@ def through_a_checkpoint(before: dict[str, Any]) -> dict[str, Any]:
     return found.state
 
 
+class Counting(torch.nn.Module):
+    """A module with state of its own beside its tensors."""
+
+    def __init__(self, count: Any) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+        self.count = count
+
+    def get_extra_state(self) -> Any:
+        return self.count
+
+    def set_extra_state(self, state: Any) -> None:
+        self.count = state
+
+
+@pytest.mark.parametrize(
+    ("before", "at_start"),
+    [(5, 0), (2.5, 0.0), (True, False), ("a $tensor", ""), (torch.ones(2), 0), (0, torch.ones(2))],
+)
+def test_the_extra_state_of_a_module_comes_back(before: Any, at_start: Any) -> None:
+    tracked, tensors = Tracked(), state.Tensors()
+    tracked.add("model", Counting(before))
+    trees = json.loads(codec.dumps(tracked.capture(tensors)))
+    found, new = Counting(at_start), Tracked()
+    new.add("model", found)
+    new.load(["model"], trees, lambda wanted: {name: tensors[name] for name in wanted}, CPU)
+    assert repr(found.count) == repr(before)
+
+
 class Best(NamedTuple):
     step: int
     loss: torch.Tensor
