@@ -111,8 +111,9 @@ def _keep_tensor(held: Any, value: Any) -> Any:
 
 def keep_layouts(optimizer: Any, given: Mapping[str, Any], converted: Collection[int]) -> None:
     """Give the loaded state its stored dtypes back: torch's `load_state_dict` casts all but `step` to
-    the dtype of the parameter, such as the float32 moments of half-precision weights. And lay it out
-    in memory like its parameter: a fused optimizer pairs their numbers as they lie.
+    the dtype of the parameter, such as the float32 moments of half-precision weights, also in lists and
+    dicts (the factors of Shampoo and SOAP), and it breaks texts. And lay it out in memory like its
+    parameter: a fused optimizer pairs their numbers as they lie.
     """
     if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
         return
@@ -120,12 +121,22 @@ def keep_layouts(optimizer: Any, given: Mapping[str, Any], converted: Collection
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=True):
         loaded = optimizer.state.get(parameter, {})
+        cast = id(parameter) in converted
         for key, stored in given["state"].get(number, {}).items():
-            if not isinstance(stored, torch.Tensor):
-                continue
-            if id(parameter) not in converted and stored.dtype != loaded[key].dtype:
-                loaded[key] = stored.to(loaded[key].device)
-            loaded[key] = _lay_like(parameter, loaded[key])
+            loaded[key] = _keep_layout(parameter, loaded[key], stored, cast=cast)
+
+
+def _keep_layout(parameter: torch.Tensor, loaded: Any, stored: Any, *, cast: bool) -> Any:
+    """`cast`: leave the dtypes as torch has cast them."""
+    if isinstance(stored, torch.Tensor):
+        held = loaded if cast or stored.dtype == loaded.dtype else stored.to(loaded.device)
+        return _lay_like(parameter, held)
+    if isinstance(stored, dict):
+        return {k: _keep_layout(parameter, loaded[k], v, cast=cast) for k, v in stored.items()}
+    if isinstance(stored, (list, tuple)):
+        pairs = zip(loaded, stored, strict=True)
+        return type(stored)(_keep_layout(parameter, was, v, cast=cast) for was, v in pairs)
+    return stored
 
 
 def _lay_like(parameter: torch.Tensor, held: torch.Tensor) -> torch.Tensor:

@@ -320,7 +320,17 @@ class Wide(torch.optim.Optimizer):
                 p.data.add_(own["moment"].to(p.dtype), alpha=-group["lr"])
 
 
-@pytest.mark.parametrize("kind", [torch.optim.NAdam, Wide])
+class Nested(Wide):
+    """Keeps them in lists and dicts, as Shampoo and SOAP do their factors, beside a text."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        for own in self.state.values():
+            moment = own["moment"].clone()
+            own.update(factors=[moment, {"deep": (moment * 2, 3)}], kind="wide")
+
+
+@pytest.mark.parametrize("kind", [torch.optim.NAdam, Wide, Nested])
 def test_the_state_of_an_optimizer_keeps_its_dtype(kind: Any) -> None:
     def build() -> tuple[Tracked, nn.Module, Any]:
         torch.manual_seed(0)
@@ -345,6 +355,8 @@ def test_the_state_of_an_optimizer_keeps_its_dtype(kind: Any) -> None:
     found: state.Tensors = {}
     second.capture(found)
     assert {n: t.dtype for n, t in found.items()} == {n: t.dtype for n, t in held.items()}
+    assert all(torch.equal(t, held[n]) for n, t in found.items())
+    assert {own.get("kind") for own in loaded.state.values()} <= {None, "wide"}
     for each in ((model, optimizer), (same, loaded)):
         train(*each)
     assert torch.equal(model.weight, same.weight)
@@ -352,7 +364,9 @@ def test_the_state_of_an_optimizer_keeps_its_dtype(kind: Any) -> None:
     other.add("model", narrow)
     other.add("optimizer", cast := kind(narrow.parameters()))
     other.load(["model", "optimizer"], trees, lambda wanted: {n: stored[n] for n in wanted}, CPU)
-    moments = [t for own in cast.state.values() for k, t in own.items() if k != "step"]
+    moments = state.list_tensors(
+        [t for own in cast.state.values() for k, t in own.items() if k != "step"]
+    )
     assert {t.dtype for t in moments} == {torch.float32}, "as the weights of the edited script"
 
 
