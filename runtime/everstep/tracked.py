@@ -80,6 +80,12 @@ class Tracked:
                 "name; choose another"
             )
         kind = kind_of(name, thing)
+        if shared := _find_shared(name, kind, thing):
+            raise Misuse(
+                f"track({name}=…): several elements of {shared} are the same number in memory (it was made by expand), "
+                "so torch could not load it from a checkpoint; use expand(…).clone(), or register it with "
+                "persistent=False"
+            )
         self.objects[name] = (kind, thing)
         if kind == "module":
             self._at_track[name] = {id(p): weakref.ref(p) for p in thing.parameters()}
@@ -424,6 +430,26 @@ def _list_own(kind: str, thing: Any, tree: Any) -> dict[str, torch.Tensor]:
 
 def _has_sharded(module: torch.nn.Module) -> bool:
     return any(map(is_sharded, [*module.parameters(), *module.buffers()]))
+
+
+def _find_shared(name: str, kind: str, thing: Any) -> str:
+    """Name of a tensor that is loaded in place, and whose elements share memory; empty: there is none."""
+    if kind == "tensor":
+        return name if _is_expanded(thing) else ""
+    for place, module in thing.named_modules(prefix=name) if kind == "module" else ():
+        if type(module)._load_from_state_dict is not torch.nn.Module._load_from_state_dict:
+            continue
+        for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if key not in module._non_persistent_buffers_set and _is_expanded(tensor):
+                return f"{place}.{key}"
+    return ""
+
+
+def _is_expanded(tensor: torch.Tensor | None) -> bool:
+    if tensor is None or torch.nn.parameter.is_lazy(tensor) or tensor.layout != torch.strided:
+        return False
+    sides = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(size > 1 and stride == 0 for size, stride in sides)
 
 
 def _is_plain(kind: str, thing: Any) -> bool:

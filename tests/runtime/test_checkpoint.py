@@ -589,6 +589,21 @@ def test_what_has_no_state_cannot_be_tracked(thing: Any, words: str) -> None:
         Tracked().add("thing", thing)
 
 
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_tensor_into_which_nothing_can_be_loaded_is_refused(persistent: bool) -> None:
+    """Otherwise the run would train, and could not be continued after its first loss."""
+    model = nn.Sequential(nn.Linear(1, 1))
+    model[0].register_buffer("mask", torch.ones(1).expand(3), persistent=persistent)
+    model[0].register_buffer("ids", torch.arange(3).expand(1, -1))
+    if not persistent:
+        Tracked().add("model", model)
+        return
+    with pytest.raises(Misuse, match=r"several elements of model\.0\.mask are .*clone"):
+        Tracked().add("model", model)
+    with pytest.raises(Misuse, match="several elements of shared are"):
+        Tracked().add("shared", torch.zeros(()).expand(2))
+
+
 def test_an_optimizer_of_an_untracked_model_is_refused() -> None:
     optimizer = torch.optim.SGD(nn.Linear(3, 1).parameters(), lr=0.1)
     with pytest.raises(Misuse, match=r"shape \(1, 3\) that no tracked module has"):
