@@ -34,6 +34,8 @@ CASES = [
     (AlreadyExistsError, (409, "BlobAlreadyExists"), errors.AlreadyExists, "it exists"),
     (AlreadyExistsError, (409, "BlobImmutableDueToPolicy"), errors.Denied, "a legal hold"),
     (AlreadyExistsError, (409, "SnapshotsPresent"), errors.Denied, "delete these"),
+    (AlreadyExistsError, (409, "BlobArchived"), errors.Denied, "has archived it"),
+    (PermissionDeniedError, (403, "InvalidObjectState"), errors.Denied, "has archived it"),
     (PermissionDeniedError, (403, "AccessDenied"), errors.Denied, "needs to read, write"),
     (PermissionDeniedError, (403, "ExpiredToken"), errors.Denied, "AWS_SESSION_TOKEN"),
     (PermissionDeniedError, (403, "RequestTimeTooSkewed"), errors.Unreachable, "set it"),

@@ -105,6 +105,10 @@ _KEYS = {
     "az": "AZURE_STORAGE_ACCOUNT_KEY",
 }
 
+_ARCHIVED = (
+    "a lifecycle rule has archived it: bring it back to a class that can be read at once, and except"
+    " checkpoint.uri from the rule"
+)
 _FIXES = {
     "InvalidAccessKeyId": "the store does not know this AWS_ACCESS_KEY_ID; correct the Secret",
     "SignatureDoesNotMatch": (
@@ -123,8 +127,11 @@ _FIXES = {
         " without one, or delete them yourself later"
     ),
     "SnapshotsPresent": "Azure deletes no blob that has snapshots; delete these",
+    "InvalidObjectState": _ARCHIVED,
+    "BlobArchived": _ARCHIVED,
+    "BlobBeingRehydrated": _ARCHIVED,
 }
-_HELD = ("BlobImmutableDueToPolicy", "SnapshotsPresent")
+_HELD = ("BlobImmutableDueToPolicy", "SnapshotsPresent", "BlobArchived", "BlobBeingRehydrated")
 """Azure answers these with 409. They do not pass by themselves."""
 _BUSY = ("SlowDown", "ServerBusy", "TooManyRequests", "RequestLimitExceeded")
 _CUT = ("RequestTimeout", "IncompleteBody")
