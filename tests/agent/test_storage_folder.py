@@ -16,6 +16,7 @@ from everstep_agent import aside
 from everstep_agent.storage import folder, obstore_store, open_store, probe
 from everstep_agent.storage.address import parse_uri
 from everstep_agent.storage.errors import AlreadyExists, NoAtomicCreate, Unreachable
+from everstep_agent.storage.opening import open_raw
 
 KEY = f"chunks/token/5/{'a' * 64}"
 
@@ -32,6 +33,25 @@ async def test_content_is_on_disk_before_its_key_and_each_folder_above_it_after(
     assert Path(first).parent == run / ".staging"
     above = [run / KEY, *(run / KEY).parents]
     assert folders == [str(p) for p in above[1 : above.index(run) + 1]]
+
+
+async def test_what_an_earlier_try_has_created_is_on_disk_before_it_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synced: list[str]
+) -> None:
+    """The writer finds its own entry, and goes on as if it had just been written."""
+
+    def fail(path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    store, run = open_raw(f"file://{tmp_path}", "run", {}), tmp_path / "run"
+    with monkeypatch.context() as broken:
+        broken.setattr(folder, "_sync_folder", fail)
+        with pytest.raises(Unreachable):
+            await store.create("log/0.json", b"x")
+    synced.clear()
+    with pytest.raises(AlreadyExists):
+        await store.create("log/0.json", b"x")
+    assert synced[1:] == [str(run / "log"), str(run)]
 
 
 def test_the_folder_above_the_store_need_not_be_readable(

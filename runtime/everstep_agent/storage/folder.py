@@ -45,15 +45,15 @@ def publish(root: Path, staged: str, key: str, *, replace: bool) -> bool:
     source, target = root / staged, root / key
     try:
         _sync(source)
-        if not _give_key(source, target, replace):
-            return False
+        done = _give_key(source, target, replace)
     finally:
         source.unlink(missing_ok=True)
+    # Also if the key exists: an earlier try of the same write may have created it and failed after that.
     for folder in target.parents:
         _sync_folder(folder)
         if folder == root:
             break
-    return True
+    return done
 
 
 def measure(path: Path) -> int:
