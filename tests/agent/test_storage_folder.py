@@ -81,7 +81,7 @@ async def test_a_folder_that_takes_no_file_can_be_opened_and_read(
         raise OSError(answer, os.strerror(answer), str(path))
 
     await open_store(f"file://{tmp_path}", "run", {}).put(KEY, b"x")
-    monkeypatch.setattr(Path, "touch", refuse)
+    monkeypatch.setattr(os, "utime", refuse)
     assert await open_store(f"file://{tmp_path}", "run", {}).get(KEY) == b"x"
 
 
@@ -183,6 +183,25 @@ async def test_what_a_killed_writer_left_is_in_no_list_and_collected(tmp_path: P
     again = open_store(f"file://{tmp_path}", "run", {})
     assert not left.exists()
     assert await again.get(KEY) == b"y"
+
+
+def test_it_is_collected_where_there_is_no_room_for_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be what has filled the disk."""
+    left, opened = tmp_path / "run" / ".staging" / "left", os.open
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"x")
+    os.utime(left, times=(0, 0))
+
+    def refuse(path: str | Path, flags: int, *rest: int) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return opened(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", refuse)
+    open_store(f"file://{tmp_path}", "run", {})
+    assert not left.exists()
 
 
 async def test_it_is_collected_while_the_others_write_on(
