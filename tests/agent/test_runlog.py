@@ -6,7 +6,7 @@ from agent.a_run import claim, commit
 from agent.unreliable import UnreliableStore
 from everstep_agent.runlog.run_log import Appended, LogDamaged, Lost, RunLog
 from everstep_agent.storage import ObjectStore, open_store
-from everstep_agent.storage.errors import Unreachable
+from everstep_agent.storage.errors import Conflict, NotFound, Unreachable
 from everstep_agent.storage.retrying import Patience, Retrying
 from everstep_contract import log
 from everstep_contract.log import Done
@@ -122,6 +122,22 @@ async def test_a_lost_answer_with_a_rival_behind_it_keeps_both(memory: ObjectSto
     assert await mine.append(commit(1, 5)) == Appended(place=1, answer_lost=True)
     assert mine.newest_claim == claim(2, token="rival")
     assert isinstance(await mine.append(commit(1, 6)), Lost)
+
+
+async def test_a_place_that_is_taken_and_cannot_be_read_is_waited_for(memory: ObjectStore) -> None:
+    """Whoever appends would otherwise try again at once, without end and without a word."""
+
+    class Hiding(UnreliableStore):
+        async def get(self, key: str) -> bytes:
+            if key == log.key(1):
+                raise NotFound(f"{key}: there is no such object")
+            return await super().get(key)
+
+    run_log = RunLog(Hiding(memory))
+    await run_log.append(claim(1))
+    await memory.put(log.key(1), log.encode(commit(1, 4)))
+    with pytest.raises(Conflict, match=r"log/000000000001.json: the store says that it exists"):
+        await run_log.append(commit(1, 5))
 
 
 async def test_a_stale_list_does_no_harm(memory: ObjectStore) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog.log_index import LogIndex
-from everstep_agent.storage.errors import AlreadyExists, Denied, NotFound, StoreError
+from everstep_agent.storage.errors import AlreadyExists, Conflict, Denied, NotFound, StoreError
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract import codec, log
 from everstep_contract.log import Claim, Commit, Done, Entry
@@ -117,6 +117,11 @@ class RunLog:
             # Only an entry at the very place that was tried can be our own, with its answer lost.
             if read and read[0] == entry:
                 return Appended(place=place, answer_lost=True)
+            if not read:
+                raise Conflict(
+                    f"cannot write {self._store.uri}/{log.key(place)}: the store says that it exists, but does not"
+                    " return it; if this persists, look what is there"
+                ) from None
             message = f"place {place} of the log was taken by another writer"
             return Lost(entries=read, reason="PlaceTaken", message=message)
         self.index.add(entry)
