@@ -127,6 +127,33 @@ async def test_a_fork_that_was_cut_off_is_taken_up_again(
     assert (await fork.fork_run(store, target, 9)).step == 9
 
 
+@pytest.mark.parametrize("written", [1, 2])
+async def test_a_fork_that_was_cut_off_in_its_log_is_no_run_without_a_checkpoint(
+    store: UnreliableStore, target: ObjectStore, tmp_path: Path, written: int
+) -> None:
+    """A job would take such a run for a new one, and begin at step 0."""
+    await a_run_of_two_epochs(store, tmp_path)
+
+    class Cut(UnreliableStore):
+        left = written
+
+        async def create(self, key: str, body: bytes | memoryview) -> None:
+            if not self.left:
+                raise StoreError("cut off")
+            self.left -= 1
+            await super().create(key, body)
+
+    with pytest.raises(StoreError, match="cut off"):
+        await fork.fork_run(store, Cut(target), 9)
+    begun = RunLog(target)
+    await begun.refresh()
+    assert not begun.entries
+    with pytest.raises(LogDamaged, match="if an everstep fork to here was interrupted, repeat it"):
+        await begun.check_whole()
+    await fork.fork_run(store, target, 9)
+    assert (await verify.verify_run(target)).ok
+
+
 async def test_a_checkpoint_that_the_job_retires_meanwhile_is_said_to_be_retired(
     target: ObjectStore, tmp_path: Path
 ) -> None:

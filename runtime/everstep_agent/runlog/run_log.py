@@ -156,9 +156,12 @@ class RunLog:
             raise self._gone(last, "it was read before")
 
     def _gone(self, place: int, why: str) -> LogDamaged:
+        fork = (
+            "" if self.index.entries else "; if an everstep fork to here was interrupted, repeat it"
+        )
         return LogDamaged(
             f"{self._store.uri}/{log.key(place)} is gone, though {why}; nothing of a log may be"
-            " deleted: restore it, or start under another checkpoint.run"
+            f" deleted: restore it, or start under another checkpoint.run{fork}"
         )
 
     async def _read_on(self) -> tuple[Entry, ...]:

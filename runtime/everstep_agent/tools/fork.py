@@ -5,11 +5,13 @@ log starts with the claims that led to the commit of step N, and with that commi
 the commit needs are copied. The next claim comes from a job with another UID, as after any former
 job. The first run is only read.
 
-The log is written last: until then the new run does not exist, and an interrupted fork can be
-resumed.
+The log is written last, and its first entry after all others: until then the new run does not exist,
+and an interrupted fork can be resumed. A job that found the claims without the commit would begin at
+step 0.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -127,12 +129,10 @@ async def fork_run(store: ObjectStore, target: ObjectStore, step: int) -> Forked
         Broken: the manifest or a chunk is missing or was changed.
         StoreError: a store failed to answer.
     """
-    run_log, other = await _open_run(store), RunLog(target)
-    await other.refresh()
+    run_log = await _open_run(store)
     commit = await find_commit(run_log, step)
     entries = build_log(run_log.index, commit)
-    if list(other.entries) != entries[: len(other.entries)]:
-        raise CannotFork(f"{target.uri} holds another run: choose another address")
+    await _require_free(target, entries)
     try:
         size = await _copy_all(store, target, commit)
     except (Broken, NotFound):
@@ -143,9 +143,18 @@ async def fork_run(store: ObjectStore, target: ObjectStore, step: int) -> Forked
                 " (job.save(pin=...)), or raise checkpoint.keep"
             ) from None
         raise
-    for place, entry in enumerate(entries):
-        await _write(target, place, entry)
+    await _require_free(target, entries)  # a job may have begun there while the chunks were copied
+    for place in reversed(range(len(entries))):
+        await _write(target, place, entries[place])
     return Forked(run=target.uri, step=commit.step, epoch=commit.epoch, bytes=size)
+
+
+async def _require_free(target: ObjectStore, entries: Sequence[Entry]) -> None:
+    """Raises `CannotFork`: `target` holds anything but this fork."""
+    other = RunLog(target)
+    await other.refresh()
+    if list(other.entries) != entries[: len(other.entries)]:
+        raise CannotFork(f"{target.uri} holds another run: choose another address")
 
 
 async def require_checkpoint(store: ObjectStore, step: int) -> None:
