@@ -117,6 +117,20 @@ async def test_a_broken_checkpoint_is_skipped_and_named(
     assert said in skipped.reason
 
 
+async def test_what_was_damaged_on_its_way_is_read_again(
+    bad_day: UnreliableStore, tmp_path: Path
+) -> None:
+    """Otherwise a single bad read would cost the job all steps since the checkpoint before."""
+    await a_run_with_three_checkpoints(bad_day, tmp_path)
+    bad_day.corrupt_once = set(await bad_day.list())
+    run_log = RunLog(bad_day)
+    await run_log.refresh()
+    restored = await restore_newest(bad_day, run_log, tmp_path / "memory")
+    assert restored.skipped == ()
+    assert restored.fetched is not None
+    assert read_w(restored.fetched) == content(6)
+
+
 async def test_when_every_checkpoint_is_broken_all_are_named(
     bad_day: UnreliableStore, tmp_path: Path
 ) -> None:

@@ -106,6 +106,14 @@ async def test_a_corrupt_chunk_of_the_state_is_named(
     assert (await verify.verify_run(bad_day, state=False)).ok
 
 
+async def test_what_was_damaged_on_its_way_is_read_again(
+    bad_day: UnreliableStore, tmp_path: Path
+) -> None:
+    await a_disturbed_run(bad_day, tmp_path)
+    bad_day.corrupt_once = set(await bad_day.list())
+    assert (await verify.verify_run(bad_day)).ok
+
+
 async def test_an_end_beyond_the_newest_checkpoint_is_a_problem(
     bad_day: UnreliableStore, tmp_path: Path
 ) -> None:

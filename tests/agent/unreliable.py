@@ -20,6 +20,8 @@ class UnreliableStore:
         self.refusals = 0
         self.refusal: type[Denied] = Denied
         self.corrupt: set[str] = set()
+        self.corrupt_once: set[str] = set()
+        """Keys whose next read is damaged on its way."""
         self.stale: list[str] | None = None
         """If set, LIST returns this, whatever the store holds."""
         self.calls: list[tuple[str, str]] = []
@@ -46,7 +48,9 @@ class UnreliableStore:
     async def get(self, key: str) -> bytes:
         self._reach("get", key)
         body = await self.inner.get(key)
-        return body[:-1] + bytes([body[-1] ^ 1]) if key in self.corrupt else body
+        damaged = key in self.corrupt or key in self.corrupt_once
+        self.corrupt_once.discard(key)
+        return body[:-1] + bytes([body[-1] ^ 1]) if damaged else body
 
     async def stream(
         self, key: str, begin: Callable[[], S], *, urgent: bool = False

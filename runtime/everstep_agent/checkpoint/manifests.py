@@ -11,6 +11,11 @@ from everstep_contract import manifest as manifests
 from everstep_contract.log import Commit
 from everstep_contract.manifest import Manifest
 
+READS = 2
+"""How often a manifest or chunk is read from the store before it counts as damaged: the damage may have occurred
+on its way here.
+"""
+
 
 class Broken(Exception):
     """A committed checkpoint cannot be used; the message names the part and the reason."""
@@ -20,13 +25,17 @@ async def fetch_manifest(store: ObjectStore, commit: Commit) -> Manifest:
     """Raises `Broken` if the manifest is missing, changed or in an unknown format, `StoreError` if
     the store cannot be read.
     """
-    try:
-        raw = await store.get(commit.manifest)
-    except NotFound:
-        raise Broken(f"{commit.manifest} is gone") from None
-    except (BadAddress, TooLarge) as error:
-        raise Broken(str(error)) from None
-    return await read_manifest(commit, raw)
+    problem = Broken(f"{commit.manifest} is gone")
+    for _ in range(READS):
+        try:
+            return await read_manifest(commit, await store.get(commit.manifest))
+        except NotFound:
+            break
+        except (BadAddress, TooLarge) as error:
+            raise Broken(str(error)) from None
+        except Broken as error:
+            problem = error
+    raise problem
 
 
 async def read_manifest(commit: Commit, raw: bytes) -> Manifest:

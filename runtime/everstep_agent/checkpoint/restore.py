@@ -14,7 +14,7 @@ from everstep_agent.checkpoint.digest import Spans, sum_pieces
 from everstep_agent.checkpoint.files import replace_file
 from everstep_agent.checkpoint.keeping import Resumed, Save
 from everstep_agent.checkpoint.landing import download
-from everstep_agent.checkpoint.manifests import Broken, read_manifest
+from everstep_agent.checkpoint.manifests import READS, Broken, read_manifest
 from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.tiers import NearTier, StoreTier, Tier, find_problem
 from everstep_agent.storage.errors import StoreError
@@ -190,7 +190,8 @@ class Fetcher:
     async def _list_tiers(self, digest: str) -> AsyncIterator[Tier]:
         async for tier in self._list_near(digest):
             yield tier
-        yield self._store
+        for _ in range(READS):
+            yield self._store
 
     async def _list_near(self, digest: str) -> AsyncIterator[Tier]:
         """The tiers to ask for a chunk before the store. The nearer ones are asked what they hold
@@ -237,8 +238,10 @@ async def fetch_verified(store: ObjectStore, chunk: Chunk) -> bytes:
     Raises:
         Broken: the chunk is missing or does not match its digest.
     """
-    body = await StoreTier(store).get(chunk)
-    if problem := await aside.run(find_problem, chunk, body):
-        raise Broken(problem)
-    assert body is not None
-    return body
+    problem = ""
+    for _ in range(READS):
+        body = await StoreTier(store).get(chunk)
+        problem = await aside.run(find_problem, chunk, body)
+        if body is not None and not problem:
+            return body
+    raise Broken(problem)

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from everstep_agent.checkpoint import digest
 from everstep_agent.checkpoint.keeping import Save
-from everstep_agent.checkpoint.manifests import Broken
+from everstep_agent.checkpoint.manifests import READS, Broken
 from everstep_agent.storage.errors import BadAddress, NotFound, TooLarge
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract.manifest import Chunk
@@ -91,15 +91,17 @@ class StoreTier:
             Broken: the chunk is gone, or does not match its digest.
             StoreError: the store cannot be read.
         """
-        try:
-            count, found = await self._store.stream(chunk.key, begin, urgent=urgent)
-        except NotFound:
-            raise Broken(f"{chunk.key} is gone") from None
-        except (BadAddress, TooLarge) as error:
-            raise Broken(str(error)) from None
-        if problem := _compare(chunk, count, found):
-            raise Broken(problem)
-        return found
+        problem = ""
+        for _ in range(READS):
+            try:
+                count, found = await self._store.stream(chunk.key, begin, urgent=urgent)
+            except NotFound:
+                raise Broken(f"{chunk.key} is gone") from None
+            except (BadAddress, TooLarge) as error:
+                raise Broken(str(error)) from None
+            if not (problem := _compare(chunk, count, found)):
+                return found
+        raise Broken(problem)
 
 
 def find_problem(chunk: Chunk, body: bytes | None) -> str:

@@ -19,6 +19,8 @@ from everstep_contract import codec, log
 from everstep_contract.log import Claim, Commit, Done, Entry
 
 READ_AHEAD = 32
+READS = 2
+"""How often an entry is read before it counts as damaged: the damage may have occurred on its way here."""
 
 
 class LogDamaged(StoreError):
@@ -177,15 +179,16 @@ class RunLog:
             width = min(READ_AHEAD, width * 2)
 
     async def _get(self, place: int) -> Entry | None:
-        try:
-            raw = await self._store.get(log.key(place))
-        except NotFound:
-            return None
-        try:
-            return log.decode(raw)
-        except codec.DecodeError as error:
-            where = f"{self._store.uri}/{log.key(place)}"
-            raise LogDamaged(f"{where}: {error}; start under another checkpoint.run") from None
+        problem = ""
+        for _ in range(READS):
+            try:
+                return log.decode(await self._store.get(log.key(place)))
+            except NotFound:
+                return None
+            except codec.DecodeError as error:
+                problem = str(error)
+        where = f"{self._store.uri}/{log.key(place)}"
+        raise LogDamaged(f"{where}: {problem}; start under another checkpoint.run")
 
 
 def _place(key: str) -> int:
