@@ -26,6 +26,11 @@ def s3(status: int, code: str) -> str:
     )
 
 
+LOCKED = s3(400, "InvalidRequest").replace(
+    "<Message>m",
+    "<Message>Content-MD5 OR x-amz-checksum- HTTP header is required for Put Object requests with Object Lock"
+    " parameters",
+)
 CASES = [
     (FileNotFoundError, (404, "NoSuchKey"), errors.NotFound, "no such"),
     (FileNotFoundError, (404, "NoSuchBucket"), errors.BucketMissing, "create it"),
@@ -44,6 +49,7 @@ CASES = [
     (GenericError, (503, "SlowDown"), errors.Busy, "SlowDown"),
     (GenericError, (429, "TooMany"), errors.Busy, "429"),
     (GenericError, (400, "InvalidBucketName"), errors.StoreError, "checkpoint.uri"),
+    (GenericError, LOCKED, errors.StoreError, "set AWS_CHECKSUM_ALGORITHM=SHA256"),
     (GenericError, (301, "PermanentRedirect"), errors.StoreError, "AWS_REGION"),
     (GenericError, (400, "RequestTimeout"), errors.Unreachable, "RequestTimeout"),
     (GenericError, (400, "IncompleteBody"), errors.Unreachable, "IncompleteBody"),

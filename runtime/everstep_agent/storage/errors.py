@@ -139,6 +139,10 @@ _CUT = ("RequestTimeout", "IncompleteBody")
 _FULL = ("XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "QuotaExceeded")
 _LACKING = (22, 38, 95)
 """EINVAL, ENOSYS, EOPNOTSUPP: what some FUSE and network file systems answer to fsync of a folder."""
+_OF_LOCK = (
+    "the bucket has a default retention: set AWS_CHECKSUM_ALGORITHM=SHA256 in the container's environment; what"
+    " Everstep deletes takes room until its retention ends"
+)
 _GRANT = "the identity needs to read, write, delete and list below checkpoint.uri"
 _OF_FOLDER = "give the user of this process access to the folder (chown, chmod; in a pod: runAsUser, fsGroup)"
 
@@ -185,7 +189,7 @@ def _classify_rest(
     error: BaseException, text: str, name: str, code: str, status: int, found: str
 ) -> StoreError:
     said = _said(text, code, status)
-    fix = _FIXES.get(code, "")
+    fix = _OF_LOCK if "Object Lock" in said else _FIXES.get(code, "")
     if code == "RequestTimeTooSkewed":  # 403, but it passes once the clock was set
         return Unreachable(f"{found}: {said}; {fix}")
     if status == 507 or code in _FULL:  # before 403, with which Ceph answers QuotaExceeded
