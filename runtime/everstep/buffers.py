@@ -13,6 +13,7 @@ from itertools import groupby
 import numpy as np
 import torch
 
+from everstep import device
 from everstep.errors import Misuse
 from everstep.sharded import is_whole, local_of, version_of
 from everstep.tracked import Tracked
@@ -106,12 +107,7 @@ class Buffers:
         """Copy the small buffers, on their devices."""
         tensors = [ref.tensor for ref in self.small]
         bits = [
-            torch.cat(
-                [
-                    local_of(tensor).detach().contiguous().reshape(-1).view(torch.uint8)
-                    for tensor in own
-                ]
-            )
+            torch.cat([device.bytes_of(local_of(tensor)) for tensor in own])
             for own in self._by_device(tensors)
         ]
         return Held(tensors, bits)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 import xxhash
 
+from everstep import device
 from everstep.errors import StateError
 from everstep.sharded import Box, Like, box_of, local_of, with_local
 from everstep_contract import codec, manifest
@@ -293,7 +294,7 @@ def _plan_copy(piece: manifest.Piece, box: Box, here: torch.Tensor) -> _Copy | N
 
 
 def _view_bytes(tensor: torch.Tensor) -> Bytes:
-    found: Bytes = tensor.reshape(-1).view(torch.uint8).numpy()
+    found: Bytes = device.bytes_of(tensor).numpy()
     return found
 
 

@@ -74,12 +74,20 @@ def synchronize() -> None:
         torch.cuda.synchronize(_own)
 
 
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a plain tensor, uint8 [bytes], on its device; a view if it is contiguous."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    if flat.numel() == 1:  # it may have any stride, and torch views no bytes of such a one
+        flat = flat.as_strided((1,), (1,))
+    return flat.view(torch.uint8)
+
+
 def read(tensor: torch.Tensor, piece_bytes: int = PIECE_BYTES) -> Iterator[torch.Tensor]:
     """The tensor's bytes, in pieces of uint8 on the CPU. A piece of a tensor on the device is valid
     until the next piece is asked for: all go through one pinned buffer, which is forty times as
     fast as `tensor.cpu()`.
     """
-    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    raw = bytes_of(tensor)
     if raw.device.type == "cpu":
         yield from torch.split(raw, piece_bytes)
         return

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from everstep import shares, staging, state
+from everstep import device, shares, staging, state
 from everstep_contract import wire
 from everstep_contract.layout import OWN
 
@@ -50,7 +50,7 @@ def sum_all(tensors: Iterable[torch.Tensor]) -> list[int]:
     Tensors that differ in one word have different sums. Tensors that differ in more words have the
     same sum by chance in one of 2**64 cases.
     """
-    sums = [_sum(tensor.detach().contiguous().reshape(-1).view(torch.uint8)) for tensor in tensors]
+    sums = [_sum(device.bytes_of(tensor)) for tensor in tensors]
     there = [one for one in sums if isinstance(one, torch.Tensor)]
     read = iter(torch.stack(there).tolist() if there else ())  # one transfer
     return [(next(read) if isinstance(one, torch.Tensor) else one) % 2**64 for one in sums]

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from everstep import parameter_names, state
+from everstep import device, parameter_names, state
 from everstep.sharded import local_of
 from everstep.tracked import Tracked
 from everstep_contract import wire
@@ -96,5 +96,5 @@ def is_finite(raw: Bytes, dtype: str) -> bool:
 def _is_finite_tensor(tensor: torch.Tensor) -> bool:
     if tensor.device.type != "cpu":
         return bool(torch.isfinite(tensor).all())
-    raw: Bytes = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    raw: Bytes = device.bytes_of(tensor).numpy()
     return is_finite(raw, state.dtype_name(tensor.dtype))

@@ -138,7 +138,7 @@ def _copy(source: torch.Tensor, room: Bytes, *, pinned: bool) -> None:
     """Copy; complete on return, except for a copy from a device to pinned memory."""
     if source.device.type == "cpu":
         # numpy copies in the calling thread alone; torch would use the threads that compute.
-        np.copyto(room, source.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+        np.copyto(room, device.bytes_of(source).numpy())
     elif pinned:
         there = torch.from_numpy(room).view(source.dtype).view(source.shape)
         there.copy_(source.detach(), non_blocking=True)

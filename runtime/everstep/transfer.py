@@ -111,7 +111,7 @@ def take(
     head = json.loads(raw.numpy().tobytes())
     same = {n: own[n].detach() for n in head.get("same", ())}
     tensors = _take_room(head["tensors"], own, same)
-    flat = [t.reshape(-1).view(torch.uint8) for n, t in tensors.items() if n not in same]
+    flat = [device.bytes_of(t) for n, t in tensors.items() if n not in same]
     received, expected = 0, sum(map(len, flat))
     for message in _pack([len(part) for part in flat]):
         parts = [flat[i] for i in message]

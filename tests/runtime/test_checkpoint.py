@@ -16,10 +16,12 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler, swa_utils
 
-from everstep import checkpoint_reader, staging, state
+from everstep import checkpoint_reader, digests, staging, state
+from everstep.buffers import Buffers
 from everstep.checkpoint_reader import Checkpoint
 from everstep.errors import Misuse, StateError
 from everstep.shares import part_of
+from everstep.slots import Slots
 from everstep.tracked import Tracked
 from everstep_contract import codec, wire
 from everstep_contract.places import Place, Places
@@ -52,6 +54,28 @@ def test_tensors_staged_by_any_number_of_ranks_read_back_equal(tmp_path: Path, w
     for name, value in tensors.items():
         assert torch.equal(checkpoint.tensor(name), value), name
         assert checkpoint.tensor(name).dtype == value.dtype
+
+
+def test_a_single_element_may_have_any_stride(tmp_path: Path) -> None:
+    """As a row of a transposed column has, or a slice of one element. torch views no bytes of such a one."""
+    model = nn.Module()
+    model.register_buffer("sliced", torch.arange(6.0).view(2, 3)[1:, 1])
+    model.register_buffer("column", torch.arange(3.0).view(1, 3).t())
+    tensors, staged = dict(model.named_buffers()), []
+    for rank in range(4):
+        part, path = part_of(ONE_RANK, rank, 4), str(tmp_path / f"part-{rank}")
+        described, _ = Slots(str(tmp_path), f"slot-{rank}-").write(path, tensors, part)
+        staged.append(wire.Staged(epoch=1, step=1, path=path, tensors=described))
+        assert len(digests.tell(tensors, part)) == digests.WITNESSES
+    said = commit(tmp_path, staged)
+    into = {"sliced": torch.zeros(2, 3)[1:, 1], "column": torch.zeros(1, 3).t()}
+    found = Checkpoint(said["manifest"], said["places"]).read(into)
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    assert all(found[name] is tensor for name, tensor in into.items())
+    buffers = Buffers(a_registry({"model": model}))
+    held = buffers.hold()
+    model.sliced.zero_()
+    assert buffers.find_changed(held) == "model.sliced"
 
 
 def test_what_is_read_may_be_changed_without_touching_the_chunk(tmp_path: Path) -> None:
