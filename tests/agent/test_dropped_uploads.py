@@ -49,6 +49,34 @@ def an_upload_queue(store: GatedStore, folder: Path, listener: Listener) -> Uplo
     return Uploads(store, "token001-rest", Book(), memory, listener, line)
 
 
+async def test_of_a_part_with_nan_nothing_is_stored_and_only_the_newest_are_kept(
+    tmp_path: Path,
+) -> None:
+    """No save may follow that is committed, so nothing would ever delete the chunks."""
+    store, parts = GatedStore(), list[Part]()
+    store.gate.set()
+    heard = asyncio.Event()
+
+    def on_part(part: Part) -> None:
+        parts.append(part)
+        heard.set()
+
+    listener = Listener(on_part=on_part, on_failed=lambda staged, rank: None, on_held=lambda: None)
+    uploads = an_upload_queue(store, tmp_path, listener)
+    steps = list(range(2, 16, 2))
+    try:
+        for step in steps:
+            staged = stage(tmp_path, epoch=1, step=step, rank=0, world=1)
+            heard.clear()
+            uploads.add(replace(staged, whole=False, not_finite=("w",)), 0)
+            await asyncio.wait_for(heard.wait(), 30)
+        assert [(part.step, part.not_finite) for part in parts] == [(s, ("w",)) for s in steps]
+        assert [key[1] for key in uploads.parts] == steps[-save_queue.GIVEN_UP :]
+        assert await store.list() == []
+    finally:
+        await uploads.close()
+
+
 async def test_a_save_that_is_dropped_while_it_is_uploaded_is_never_reported(
     tmp_path: Path,
 ) -> None:

@@ -1,6 +1,7 @@
 """Uploads a staged file in chunks, straight from its memory, at most `concurrency` at once."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from everstep_agent import aside
 from everstep_agent.checkpoint.bounded import all_of
@@ -66,7 +67,8 @@ class Uploader:
         entries: Iterable[LedgerEntry] = (),
         cuts: Sequence[Cut] | None = None,
     ) -> Part:
-        """Store everything that one rank staged.
+        """Store everything that one rank staged. A part that holds NaN or infinite values where it must
+        not is never committed, so nothing of it is stored.
 
         Args:
             entries: for the lead: the ledger since the newest commit, up to `staged.step`.
@@ -78,6 +80,8 @@ class Uploader:
             StoreError: the store did not take it.
         """
         found = await cut_file(staged) if cuts is None else cuts
+        if staged.not_finite:
+            return _build_part(staged, rank, found)
         try:
             chunks = await self._send_all(staged, found)
             segments, book = await self._send_ledger(staged, entries) if staged.lead else ((), [])
@@ -86,22 +90,8 @@ class Uploader:
             raise
         self._taken.pop((staged.epoch, staged.step), None)
         self._remember(staged, [*chunks, *book])
-        return Part(
-            epoch=staged.epoch,
-            step=staged.step,
-            rank=rank,
-            whole=staged.whole,
-            lead=staged.lead,
-            tensors=(*_tensors(found), *_empty(staged)),
-            chunks=_unique([*chunks, *book]),
-            state=staged.state,
-            ledger=segments,
-            layout=staged.layout,
-            packed=staged.packed,
-            digests=staged.digests,
-            not_finite=staged.not_finite,
-            pins=staged.pins,
-        )
+        part = _build_part(staged, rank, found)
+        return replace(part, chunks=_unique([*chunks, *book]), ledger=segments)
 
     def committed(self, epoch: int, step: int) -> None:
         """The save of (epoch, step) is in the log."""
@@ -158,6 +148,24 @@ class Uploader:
         await self._window.run(lambda: self._store.put(chunk, body))
         taken[digest] = chunk
         return chunk
+
+
+def _build_part(staged: Staged, rank: int, cuts: Sequence[Cut]) -> Part:
+    """The part of a save of which nothing is stored yet."""
+    return Part(
+        epoch=staged.epoch,
+        step=staged.step,
+        rank=rank,
+        whole=staged.whole,
+        lead=staged.lead,
+        tensors=(*_tensors(cuts), *_empty(staged)),
+        state=staged.state,
+        layout=staged.layout,
+        packed=staged.packed,
+        digests=staged.digests,
+        not_finite=staged.not_finite,
+        pins=staged.pins,
+    )
 
 
 def _tensors(cuts: Iterable[Cut]) -> tuple[Tensor, ...]:

@@ -27,7 +27,9 @@ WAITING = 2
 
 
 GIVEN_UP = 4
-"""For each rank, how many saves that miss its part are reported to the coordinator."""
+"""For each rank, how many saves that cannot be committed because of its part are reported to the coordinator:
+it has failed, or holds NaN or infinite values.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,7 +321,8 @@ class Uploads:
             return
         self._waiting.remove(job)
         del self._cuts[staged.path]
-        self._line.say("uploaded", step=part.step, rank=part.rank, bytes=part.bytes)
+        if not part.not_finite:
+            self._line.say("uploaded", step=part.step, rank=part.rank, bytes=part.bytes)
         self._keep(part)
 
     def note_unusable(self, staged: wire.Staged, rank: int, problem: str) -> None:
@@ -346,9 +349,6 @@ class Uploads:
                     problem=problem,
                 )
             )
-            old = [k for k, p in self.parts.items() if p.problem and k[2] == rank]
-            for key in old[:-GIVEN_UP]:
-                del self.parts[key]
 
     def yield_room(self, rank: int) -> bool:
         """Make room for a save of this rank that will be tried again and that no save follows.
@@ -375,6 +375,11 @@ class Uploads:
 
     def _keep(self, part: Part) -> None:
         self.parts[part.key] = part
+        lost = [
+            k for k, p in self.parts.items() if k[2] == part.rank and (p.problem or p.not_finite)
+        ]
+        for key in lost[:-GIVEN_UP]:
+            del self.parts[key]
         self._listener.on_part(part)
 
     def _drop(self, job: Job) -> None:
