@@ -152,6 +152,17 @@ async def test_a_stale_list_does_no_harm(memory: ObjectStore) -> None:
     assert isinstance(await reader.append(claim(2)), Appended)
 
 
+async def test_a_copy_of_entries_beside_the_log_is_no_place_of_it(memory: ObjectStore) -> None:
+    run_log = RunLog(memory)
+    await run_log.append(claim(1))
+    for key in ("log/old/000000000007.json", "log/7.json", "log/000000000007.json.bak"):
+        await memory.put(key, b"copied before a repair")
+    await run_log.check_whole()
+    await memory.put(log.key(7), b"beyond the end")
+    with pytest.raises(LogDamaged, match=r"log/000000000001.json is gone, though place 7 stands"):
+        await run_log.check_whole()
+
+
 async def test_nothing_but_a_claim_opens_a_log(memory: ObjectStore) -> None:
     outcome = await RunLog(memory).append(commit(1, 1))
     assert isinstance(outcome, Lost)

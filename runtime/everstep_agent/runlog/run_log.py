@@ -192,8 +192,9 @@ class RunLog:
 
 
 def _place(key: str) -> int:
-    """The place in a listed key; -1 for a key that is no place of the log."""
+    """The place in a listed key; -1 for a key that is no place of the log, such as a copy beside it."""
     try:
-        return log.place_of(key)
+        place = log.place_of(key)
     except ValueError:
         return -1
+    return place if log.key(place) == key else -1
