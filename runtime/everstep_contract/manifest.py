@@ -194,10 +194,14 @@ def _find_overlap(tensor: Tensor) -> tuple[int, ...] | None:
     """Where two pieces overlap; None: nowhere. If two overlap, as many bytes are in no piece, and
     would be read uninitialized.
     """
-    pieces = sorted(tensor.pieces, key=lambda p: p.offsets)
+    # Along the dimension that divides the tensor most, only neighbours have to be compared.
+    starts = [len({piece.offsets[d] for piece in tensor.pieces}) for d in range(len(tensor.shape))]
+    dim = starts.index(max(starts)) if starts else None
+    pieces = sorted(tensor.pieces, key=lambda p: 0 if dim is None else p.offsets[dim])
     for i, piece in enumerate(pieces):
-        for later in pieces[i + 1 :]:
-            if piece.offsets and later.offsets[0] >= piece.offsets[0] + piece.lengths[0]:
+        for j in range(i + 1, len(pieces)):
+            later = pieces[j]
+            if dim is not None and later.offsets[dim] >= piece.offsets[dim] + piece.lengths[dim]:
                 break
             if _overlap(piece, later):
                 return later.offsets

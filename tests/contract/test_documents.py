@@ -342,6 +342,32 @@ def test_a_manifest_that_cannot_be_trusted_is_refused(changes: dict[str, Any], s
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_pieces_are_compared_with_few_others_whatever_dimension_divides_them(
+    monkeypatch: pytest.MonkeyPatch, dim: int
+) -> None:
+    """Each agent and worker reads the manifest, with a piece of each tensor for each rank that shards it."""
+    count, compared, compare = 100, list[int](), manifest._overlap
+
+    def note(one: manifest.Piece, other: manifest.Piece) -> bool:
+        compared.append(1)
+        return compare(one, other)
+
+    def lay(at: int) -> manifest.Piece:
+        offsets = (at, 0) if dim == 0 else (0, at)
+        lengths = (1, count) if dim == 0 else (count, 1)
+        return manifest.Piece(offsets=offsets, lengths=lengths, chunk="c", at=0)
+
+    monkeypatch.setattr(manifest, "_overlap", note)
+    pieces = tuple(map(lay, range(count)))
+    shape = (count, count)
+    whole = manifest.Tensor(name="w", dtype="uint8", shape=shape, pieces=pieces)
+    assert manifest._find_overlap(whole) is None
+    assert len(compared) < count
+    twice = manifest.Tensor(name="w", dtype="uint8", shape=shape, pieces=(lay(7), *pieces))
+    assert manifest._find_overlap(twice) == lay(7).offsets
+
+
 @pytest.mark.parametrize("opening", ["[", '{"a":'])
 def test_a_document_that_is_nested_without_end_is_refused_not_followed(opening: str) -> None:
     raw = opening * 200_000
