@@ -59,6 +59,8 @@ needs its end; it only lets the operator report the fault.
 """
 MARGIN_SECONDS = 3.0
 """Part of the grace period that is reserved for the shutdown itself."""
+INCARNATION = "incarnation"
+"""The file in the memory folder that holds the number of the container's newest start."""
 
 
 class Agent:
@@ -272,6 +274,10 @@ class Agent:
         fenced = exit_report.decide_fenced(state.wanted, me.slot, me.attempt, over)
         if fenced is not None:
             return self._stuck(now, ends=True) or fenced
+        if (ended := self._count_ended()) >= self._incarnation:
+            # This start's right number, from which the next one counts on.
+            write_incarnation(self.settings.memory, ended + 1)
+            return exit_report.miscounted(self._incarnation, ended)
         deaths = self.pod.deaths
         if deaths.stuck is not None:
             return self._stuck(now, ends=self._leave_by is not None)
@@ -290,6 +296,11 @@ class Agent:
         if left is None and now > self._leave_by:
             return exit_report.left_late(self.pod.list_copied())
         return left
+
+    def _count_ended(self) -> int:
+        """How many starts of this container have ended, as far as the kubelet has reported."""
+        dead = self._state.wanted.dead
+        return max((d.incarnation for d in dead if (d.slot, d.attempt) == self.me.place), default=0)
 
     def _find_cut_off(self) -> report.ExitReport | None:
         workers = self.pod.workers
@@ -349,15 +360,20 @@ def count_incarnation(memory: str) -> int:
     kept = {path for file in held for path in (file, note_of(file), unsent_of(file))}
     for stale in {*folder.glob("position-*"), *folder.glob("staging/*")} - kept:
         stale.unlink(missing_ok=True)
-    path = folder / "incarnation"
     try:
-        number = int(path.read_text()) + 1
+        number = int((folder / INCARNATION).read_text()) + 1
     except (FileNotFoundError, ValueError):
         number = 1
-    part = folder / "incarnation.part"
+    write_incarnation(memory, number)
+    return number
+
+
+def write_incarnation(memory: str, number: int) -> None:
+    """Note the number of this start of the container."""
+    path = Path(memory, INCARNATION)
+    part = path.with_name(f"{INCARNATION}.part")
     part.write_text(str(number))
     part.replace(path)
-    return number
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

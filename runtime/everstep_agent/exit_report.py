@@ -74,6 +74,16 @@ def cut_off(coordinator: str, *, joined: bool) -> report.ExitReport:
     return report.ExitReport(cause=report.Cause.AGENT, message=text)
 
 
+def miscounted(incarnation: int, ended: int) -> report.ExitReport:
+    """`incarnation`: this agent's; `ended`: how many starts of its container have ended."""
+    text = (
+        f"its agent counts this start of the container as number {incarnation}, but the kubelet reports that number "
+        f"{ended} has ended: the pod's memory was lost, as when its node reboots, or the container once ended before "
+        "its agent had started. The other pods take this start for dead, so it ends; the next one has the right number"
+    )
+    return report.ExitReport(cause=report.Cause.AGENT, message=text)
+
+
 def left_alone() -> report.ExitReport:
     text = "left; nothing was trained here, and there is no coordinator any more"
     return report.ExitReport(cause=report.Cause.LEFT, message=text)

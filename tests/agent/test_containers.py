@@ -68,6 +68,21 @@ async def test_what_is_killed_ends_with_all_it_started_and_goes_on_in_its_next_l
         assert [e.step for e in run.entries] == list(range(1, 61))
 
 
+async def test_a_pod_whose_memory_is_lost_takes_part_again(tmp_path: Path) -> None:
+    """Its node reboots: the container starts again in an empty folder, and the kubelet still counts its starts."""
+    async with Containers(tmp_path, 2, {"STUB_UNTIL": "20"}) as gang:
+        await gang.until_step(5)
+        rebooted = gang.all[1]
+        rebooted.memory = tmp_path / "empty"
+        rebooted.kill_all()
+        await gang.until_all_ended()
+        assert rebooted.codes == [SIGKILLED, report.EXIT_TRY_AGAIN, 0]
+        found = rebooted.report()
+        assert found is not None
+        assert (found.cause, found.incarnation) == (report.Cause.DONE, 3)
+        assert "number 1 has ended: the pod's memory was lost" in rebooted.output.read_text()
+
+
 TOLD_AT_ONCE = """
 import os, signal
 from everstep_agent import agent, cli
