@@ -24,6 +24,8 @@ class AgentState:
     wanted_at: float = 0.0
     published: Levels | None = None
     """The newest levels of the coordinator that this agent follows, or of its own."""
+    published_at: float = 0.0
+    """When this agent received them."""
     phase_since: float | None = None
     """When this agent heard that the present phase of the open incident has begun."""
     coordinator: Coordinator | None = None
@@ -79,9 +81,15 @@ class AgentState:
         before = self.published.seen.incidents if self.published is not None else ()
         if find_phase(found.seen.incidents) != find_phase(before):
             self.phase_since = time.monotonic()
-        self.published = found
+        self.published, self.published_at = found, time.monotonic()
         if found.wanted.revision >= self.wanted.revision:
             self.wanted = found.wanted
+
+    def read_seen(self) -> levels.Seen:
+        """The `seen` of the newest levels, as old as it is by now: there may be no coordinator any more."""
+        assert self.published is not None
+        seen, kept = self.published.seen, time.monotonic() - self.published_at
+        return replace(seen, age_ms=seen.age_ms + round(kept * 1000))
 
     def rebuild_published(self) -> Levels:
         """The coordinator's newest levels, with the operator's newest `wanted` in them."""

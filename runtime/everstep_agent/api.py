@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from dataclasses import replace
 
 from everstep_agent.agent_state import AgentState
 from everstep_agent.checkpoint.parts import Part
@@ -68,7 +69,7 @@ class Api:
         if state.coordinator is not None:
             return state.coordinator.term.serve_seen()
         if state.published is not None:
-            return state.published.seen
+            return state.read_seen()
         return levels.Seen(run=self._run)
 
     async def _post_who(self, body: bytes) -> bytes:
@@ -76,9 +77,10 @@ class Api:
 
     async def _heard(self, body: bytes) -> bytes:
         """The newest levels of a lost coordinator, for the agent that is about to take the role."""
-        if self._state.published is None:
+        state = self._state
+        if state.published is None:
             raise codec.DecodeError("this agent has not followed a coordinator yet")
-        return codec.dumps(self._state.published)
+        return codec.dumps(replace(state.published, seen=state.read_seen()))
 
     async def _report(self, body: bytes) -> bytes:
         found = codec.loads(AgentReport, body)
