@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from agent.a_term import a_term
 from agent.gang import Gang, assert_exact
-from agent.given import an_epoch
+from agent.given import an_epoch, wanting
 from everstep_agent.agent_state import AgentState
 from everstep_agent.coordinator import boundary_turn, faults, gather, post_commit
 from everstep_agent.identity import Identity
@@ -122,6 +123,18 @@ async def test_where_even_the_last_try_fails_the_job_ends_all_the_same(
 
 def a_fault(n: int = 1) -> CoordinatorFault:
     return CoordinatorFault(slot=0, attempt=0, message=f"KeyError: {n} (train.py:5)")
+
+
+async def test_who_takes_the_role_does_not_inherit_faults_that_no_longer_count() -> None:
+    """Nothing else need be published between the end of their time and the loss of the coordinator."""
+    term = a_term(wanting(2))
+    term.change(replace(term.state, epoch=an_epoch(), faults=(a_fault(1), a_fault(2), a_fault(3))))
+    assert len(term.board.levels.faults) == 3
+    term.change(term.state.forget_faults())
+    assert term.board.levels.faults == ()
+    term.lay_down(KeyError("one more"))
+    assert (len(term.board.levels.faults), term.board.levels.end) == (1, None)
+    await term.close()
 
 
 def test_each_rest_is_longer_and_after_the_last_comes_the_last_try() -> None:

@@ -124,6 +124,7 @@ def _matter(document: Levels) -> tuple[object, ...]:
         document.wanted,
         document.end,
         document.laid_down,
+        document.faults,
         seen.left,
         seen.stopped,
         seen.done,
