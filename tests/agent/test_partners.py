@@ -46,6 +46,16 @@ def test_where_one_node_has_most_pods_the_others_hold_more_than_one_copy() -> No
     assert found[3] in (0, 1, 2)
 
 
+@pytest.mark.parametrize("racks", ["a" * 10 + "b" * 6, "b" + "a" * 6 + "cc", "a" * 34 + "bb"])
+def test_where_one_rack_has_most_pods_the_others_hold_equally_many_copies(racks: str) -> None:
+    found = choose(*(f"{rack}/{node}" for node, rack in enumerate(racks)))
+    assert all(racks[slot] != racks[partner] for slot, partner in found.items())
+    held = Counter(found.values())
+    others = [held[slot] for slot, rack in enumerate(racks) if rack != "a"]
+    assert len(found) == len(racks)
+    assert max(others) - min(others) <= 1
+
+
 def test_pods_of_one_node_have_no_partner() -> None:
     assert choose("a", "a", "a") == {}
 

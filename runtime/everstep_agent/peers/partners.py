@@ -2,6 +2,7 @@
 from the members, so nobody has to assign it.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,20 +23,21 @@ class PodPlace:
 def choose_partners(pods: Iterable[PodPlace]) -> dict[int, PodPlace]:
     """Slot → the pod that holds its copy: in another rack if there are several racks, on another
     node otherwise. If all pods are on one node, no slot has a partner. Each pod holds one copy,
-    unless more than half of the pods are in one place.
+    unless more than half of the pods are in one place: then the others hold equally many of theirs.
     """
     order = sorted(pods, key=lambda p: (p.rack, p.node, p.slot))
     racks = {p.rack for p in order}
     places = [p.rack if len(racks) > 1 and "" not in racks else p.node for p in order]
     # Pods of one place are neighbours in this order, so a shift by the size of the largest place
-    # leads every pod out of its own place.
-    turn = max(Counter(places).values(), default=0)
+    # leads every pod out of its own place, except those that the largest place has too many of.
+    largest, turn = max(Counter(places).items(), key=lambda item: item[1], default=("", 0))
+    outside = itertools.cycle(p for p, place in zip(order, places, strict=True) if place != largest)
     found = {}
     for at, pod in enumerate(order):
-        ahead = ((at + turn + more) % len(order) for more in range(len(order)))
-        partner = next((n for n in ahead if places[n] != places[at]), None)
+        ahead = (at + turn) % len(order)
+        partner = order[ahead] if places[ahead] != places[at] else next(outside, None)
         if partner is not None:
-            found[pod.slot] = order[partner]
+            found[pod.slot] = partner
     return found
 
 
