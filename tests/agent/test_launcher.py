@@ -220,6 +220,27 @@ async def test_when_an_agent_ends_because_its_script_does_not_start_the_others_s
     run.launcher._memory.remove()
 
 
+async def test_it_waits_for_an_agent_once_however_long_the_run_takes(tmp_path: Path) -> None:
+    """asyncio keeps whoever waited for a process, even if cancelled: 20 MB a day for each agent."""
+    waited, over = 0, asyncio.Event()
+
+    async def wait() -> int:
+        nonlocal waited
+        waited += 1
+        await over.wait()
+        return 0
+
+    run = Run(tmp_path)
+    agent = SimpleNamespace(slot=0, attempt=0, alive=True, process=SimpleNamespace(wait=wait))
+    run.launcher._slots[0] = agent  # type: ignore[assignment]
+    for _ in range(5):
+        await run.launcher._wait(0.001)
+    assert waited == 1
+    over.set()
+    await asyncio.wait_for(run.launcher._wait(600.0), 30)
+    run.launcher._memory.remove()
+
+
 def test_an_end_of_the_job_is_not_taken_for_a_script_that_does_not_start(tmp_path: Path) -> None:
     """The first agent may end before the launcher has asked the coordinator again."""
     run = Run(tmp_path)

@@ -97,6 +97,10 @@ class Launcher:
         """Address of an agent that has answered → when the calls began that it has not answered since."""
         self._told: dict[str, int] = {}
         """Address → the revision of `wanted` that its agent has confirmed."""
+        self._ends: dict[tuple[int, int], asyncio.Future[int]] = {}
+        """(slot, attempt) of each agent that is alive → its end. One for each, because asyncio keeps
+        all that ever waited for a process until the process ends.
+        """
         self._round_at = self._began
         """When all agents were last asked."""
         memory_folder.sweep()
@@ -191,11 +195,15 @@ class Launcher:
 
     async def _wait(self, seconds: float) -> None:
         """Wait at most `seconds`, or until an agent ends."""
-        waits = [asyncio.ensure_future(s.process.wait()) for s in self._slots.values() if s.alive]
-        if waits:
-            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
+        alive = {(s.slot, s.attempt): s.process for s in self._slots.values() if s.alive}
+        self._ends = {
+            place: self._ends.get(place) or asyncio.ensure_future(process.wait())
+            for place, process in alive.items()
+        }
+        if self._ends:
+            await asyncio.wait(
+                self._ends.values(), timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+            )
 
     async def _look_after(self, agent: AgentProcess) -> None:
         if agent.alive or agent.slot in self.reports:
