@@ -1,11 +1,19 @@
 """Which part of the time without progress counts against a rank."""
 
+import os
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from everstep_agent.coordinator.stuck import FRESH_SECONDS
+from everstep_agent.pace import Pace
+from everstep_agent.peers import follower
+from everstep_agent.peers.agent_report import State
 from everstep_agent.pod import progress, progress_watch
 from everstep_agent.pod.progress import Progress, Usage
+from everstep_agent.pod.worker import Worker
 from everstep_contract.position import Mark, Stretch
 
 MARK = Mark(10.0, Stretch.COMPUTE, 0.3)
@@ -156,6 +164,36 @@ def test_a_rank_is_looked_at_more_often_once_it_has_made_no_progress():
     assert progress_watch.choose_pause(still) == progress_watch.LOOK_SECONDS
     again = progress.look(still, replace(MARK, at=11.0), ASLEEP, 11.1)
     assert progress_watch.choose_pause(again) == progress.MOST_SECONDS
+
+
+@pytest.mark.parametrize("limit", [1.0, 5.0])
+def test_as_long_as_nothing_moves_in_a_sum_its_rank_is_reported_often_enough_to_be_judged(
+    limit: float,
+):
+    """The limit may count twice or more, and those of other ranks may be longer: each needs new reports of all."""
+    now = 0.0
+    page: Any = SimpleNamespace(
+        read_mark=lambda: Mark(0.5, Stretch.SUM, 0.3, looked=now, group_limit=limit)
+    )
+    worker = Worker(
+        local=0, life=1, pid=os.getpid(), page=page, page_path="", spawned_at=0.0,
+        state=State.TRACKED, in_place=True, epoch=1,
+    )  # fmt: skip
+    news: list[float] = []
+    watch = progress_watch.ProgressWatch(lambda: news.append(now))
+    pace = Pace(follower.HEARTBEAT_SECONDS, follower.QUIET_HEARTBEAT_SECONDS, lambda: now)
+    ages, reported = [], 0.0
+    for look in range(4 * 60):
+        now = look * progress_watch.CALM_LOOK_SECONDS
+        watch.look([worker], 300.0, now)
+        ages.append(now - reported)
+        if news or now - reported >= pace.period_seconds:
+            reported = now
+            if news:
+                pace.note_news()
+            news.clear()
+    assert max(ages[: int(4 * limit)]) <= follower.QUIET_HEARTBEAT_SECONDS
+    assert max(ages[int(4 * (limit + 1)) :]) < FRESH_SECONDS
 
 
 @pytest.mark.parametrize("limit", [0.0, 5.0])

@@ -14,6 +14,10 @@ MOVING_LOOK_SECONDS = progress.MOST_SECONDS
 CALM_LOOK_SECONDS = 0.25
 SHORT_LIMIT_SECONDS = 1.0
 """Not a pause: workers with a longer limit, or with none, are looked at less often."""
+AGAIN_SECONDS = 2.0
+"""How often a worker that sees nothing move is reported at once. Reports without news become rare, and
+the coordinator judges a sum only by new ones of all ranks.
+"""
 TOLD = LONG_WAIT
 """Share of its limit after which a worker that waits, or makes no progress, is reported at once."""
 
@@ -48,13 +52,15 @@ class ProgressWatch:
         worker.waited = progress.waited(mark, now)
         worker.still = progress.measure_still(mark)
         long = mark.at if mark.limit > 0 and now - mark.at > TOLD * mark.limit else 0.0
-        stuck = mark.at if 0 < mark.group_limit <= worker.still else 0.0
+        beyond = worker.still - mark.group_limit
+        stuck = mark.group_limit > 0 and beyond >= 0
+        told_still = (mark.at, int(beyond / AGAIN_SECONDS)) if stuck else None
         if (
             worker.overdue >= 1
             or (long and worker.told_wait != long)
-            or (stuck and worker.told_still != stuck)
+            or (told_still and worker.told_still != told_still)
         ):
-            worker.told_wait, worker.told_still = long, stuck
+            worker.told_wait, worker.told_still = long, told_still
             self._tell()
 
 

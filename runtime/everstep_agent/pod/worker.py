@@ -77,8 +77,8 @@ class Worker:
     """Seconds for which nothing has moved in the sum that it waits in."""
     told_wait: float = 0.0
     """Time of the mark for which the coordinator was told that the worker waits."""
-    told_still: float = 0.0
-    """Time of the mark for which the coordinator was told that nothing moves."""
+    told_still: tuple[float, int] | None = None
+    """Time of the mark for which the coordinator was told that nothing moves, and how many times before."""
     hung: str = ""
     missed: str = ""
     """As in `WorkerReport`."""
