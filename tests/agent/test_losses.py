@@ -268,6 +268,26 @@ async def test_a_worker_that_is_killed_before_it_begins_ends_its_own_container_o
         await assert_exact(gang, 20)
 
 
+async def test_a_script_that_fails_in_a_new_pod_before_it_has_heard_of_the_job_does_not_end_the_job(
+    tmp_path: Path,
+) -> None:
+    """Its agent learns only then that the script has trained."""
+    async with Gang(tmp_path, 2) as gang:
+        await gang.until(lambda s: s.step >= 2)
+        await gang.kill(1)
+        gang.stub["STUB_MODE"] = "raise"
+        await gang.start(1, 1)
+        found = await asyncio.wait_for(gang.tasks[1], 120)
+        assert found.cause is report.Cause.WORKER_DIED
+        assert "3 workers in a row" in found.message
+        assert "no such data set" in found.message
+        gang.stub["STUB_MODE"] = ""
+        await gang.start(1, 1)
+        ends = await gang.reports()
+        assert {r.cause for r in ends.values()} == {report.Cause.DONE}
+        await assert_exact(gang, 20)
+
+
 async def test_a_pod_whose_slot_has_a_newer_attempt_is_fenced(tmp_path: Path) -> None:
     async with Gang(tmp_path, 2) as gang:
         await gang.until(lambda s: s.step >= 2)

@@ -37,6 +37,8 @@ class Deaths:
         self._line = line
         self._table = faults.load_faults()
         self._early = 0
+        self._blamed: Worker | None = None
+        """The worker of `failure`, as long as the job is not known to have trained."""
         self.memory = OutOfMemory(find_group())
 
     @property
@@ -98,7 +100,7 @@ class Deaths:
         assert death is not None
         of_script = worker.failed is not None and death.cause not in _RETRIED
         if of_script and not trained:
-            self.failure = worker.failed
+            self.failure, self._blamed = worker.failed, worker
             return False
         self._early += 1
         if self._early < EARLY_DEATHS:
@@ -109,6 +111,13 @@ class Deaths:
         self.fatal = FailureReport(cause=cause.value, message=text)
         self._line.say("workers_given_up", local=worker.local, message=text)
         return False
+
+    def hear_trained(self) -> None:
+        """The job has trained, which was not known here before: its script works elsewhere."""
+        worker, self._blamed = self._blamed, None
+        if worker is not None:
+            self.failure = None
+            self.died_early(worker, trained=True)
 
     def entered_epoch(self) -> None:
         """Workers have joined an epoch, so the earlier deaths were not the pod's fault."""

@@ -18,7 +18,7 @@ from everstep_agent.checkpoint.parts import Part
 from everstep_agent.checkpoint.restore import Fetched
 from everstep_agent.context import Context
 from everstep_agent.live_settings import apply_wanted
-from everstep_agent.peers.agent_report import AgentReport, State
+from everstep_agent.peers.agent_report import AgentReport, FailureReport, State
 from everstep_agent.peers.budget import Budget
 from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Stage
 from everstep_agent.peers.messages import Levels
@@ -165,6 +165,8 @@ class Pod:
         if self._newest is None or published.version != self._newest.version:
             self.news.set()
         self._newest, self.deaths.wanted = published, published.wanted
+        if self._trained:
+            self.deaths.hear_trained()
         self.deaths.look(time.monotonic())
         if is_spare(published, levels.SlotAttempt(slot=self.me.slot, attempt=self.me.attempt)):
             self._ledger.spare(time.monotonic(), first=self.epoch == 0)
@@ -504,6 +506,14 @@ class Pod:
         seen = self._newest.seen if self._newest is not None else levels.Seen()
         return seen.epoch > 0 and seen.step > 0
 
+    @property
+    def _failure(self) -> FailureReport | None:
+        """A failure that ends the job. Not before a coordinator that has read the run log has told this
+        pod whether the job has trained.
+        """
+        told = self._newest is not None and self._newest.seen.run != ""
+        return self.deaths.failure if told else None
+
     def _death(self, worker: Worker) -> None:
         now = time.monotonic()
         self._rest(worker, now)
@@ -630,7 +640,7 @@ class Pod:
             device_deaths=device_waits.to_levels(
                 self.deaths.waits, self.me.slot, self.me.attempt, now
             ),
-            failure=self.deaths.failure,
+            failure=self._failure,
             seconds=self._ledger.total(now, self._waits_as),
         )
 
