@@ -209,6 +209,23 @@ async def test_the_time_of_a_paused_machine_makes_no_killed_worker_stuck(slow: S
     assert "has not ended 31 s after SIGKILL" in dead.stuck
 
 
+async def test_without_a_thread_a_killed_worker_is_dead_once_its_memory_is_free(
+    slow: Slow, monkeypatch
+) -> None:
+    """The container may have no more processes."""
+
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    workers = await slow.begin(IN_MAIN)
+    worker = workers.fresh[0]
+    os.kill(worker.pid, signal.SIGKILL)
+    slow.freed.set()
+    await asyncio.wait_for(worker.ended.wait(), 30)
+    assert worker.state is State.DEAD
+
+
 async def test_a_thread_that_ends_is_no_death(slow: Slow, monkeypatch) -> None:
     monkeypatch.setattr(exiting, "PROOF_SECONDS", 0.05)
     workers = await slow.begin(IN_A_THREAD_THAT_ENDS)

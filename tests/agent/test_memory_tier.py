@@ -78,6 +78,23 @@ async def test_a_staged_file_is_held_until_a_newer_save_is_committed(tmp_path: P
     assert await is_right(memory, a_chunk(OTHER))
 
 
+def test_a_staged_file_is_deleted_even_if_no_thread_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script's data workers take all processes that the container may have. The agent must not end of that."""
+
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    memory = MemoryTier(tmp_path)
+    path = hold_in_the_middle(memory, tmp_path, BODY, step=3)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    before = set(os.listdir("/proc/self/fd"))
+    memory.note_commit(4)
+    assert not path.exists()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
 def an_upload_queue(
     memory: MemoryTier, on_failed: Callable[[Staged, int], None] = lambda staged, rank: None
 ) -> Uploads:

@@ -64,7 +64,11 @@ def delete_beside(paths: Iterable[Path]) -> threading.Thread | None:
     if not held:
         return None
     thread = threading.Thread(target=_close_all, args=(held,), daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # the container's limit of processes: then here
+        _close_all(held)
+        return None
     return thread
 
 

@@ -32,7 +32,8 @@ def watch_killed(path: str, pid: int, tell: Callable[[int], None]) -> None:
     """Call `tell` on the running event loop, with the signal's number, once this child is proven to
     be ended by a signal.
 
-    Does not call it if the child ends in another way, or is reaped before there is a proof.
+    Does not call it if the child ends in another way, is reaped before there is a proof, or if no
+    thread can be started (the container's limit of processes). Its end is known once it is reaped.
 
     Args:
         path: the page whose lock the child owns.
@@ -44,7 +45,9 @@ def watch_killed(path: str, pid: int, tell: Callable[[int], None]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(tell, number)
 
-    threading.Thread(target=watch, name=f"everstep-watch-{pid}", daemon=True).start()
+    thread = threading.Thread(target=watch, name=f"everstep-watch-{pid}", daemon=True)
+    with contextlib.suppress(RuntimeError):  # can't start new thread
+        thread.start()
 
 
 def _wait_killed(path: str, pid: int) -> int:
