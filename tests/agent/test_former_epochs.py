@@ -94,7 +94,11 @@ def test_a_save_that_failed_in_one_epoch_is_tried_again_in_the_next(tmp_path: Pa
         spawner=cast(Any, None),
         place=Place(count=1, memory=str(tmp_path), environ={}),
         events=Events(
-            on_frame=do_nothing, on_last_frame=do_nothing, on_death=do_nothing, on_gone=do_nothing
+            on_frame=do_nothing,
+            on_last_frame=do_nothing,
+            on_death=do_nothing,
+            on_gone=do_nothing,
+            on_error=do_nothing,
         ),
         log=logline.Log(io.StringIO()),
     )

@@ -32,6 +32,7 @@ class Fixture:
     def __init__(self, memory: Path) -> None:
         self.memory = memory
         self.dead: list[Worker] = []
+        self.errors: list[BaseException] = []
         self.died = asyncio.Event()
         self.gone = asyncio.Event()
         self.said = io.StringIO()
@@ -47,6 +48,7 @@ class Fixture:
                 on_last_frame=lambda worker: None,
                 on_death=self.on_death,
                 on_gone=self.gone.set,
+                on_error=self.errors.append,
             ),
             log=logline.Log(self.said),
         )

@@ -99,6 +99,8 @@ class Pod:
         listener = Listener(on_part=on_part, on_failed=self._unsaved, on_held=self._touch)
         self.saves = PodSaves(context, self.book, listener, self._touch)
         self._dropped = context.dropped
+        self._error: BaseException | None = None
+        """A bug in Everstep, met in a task of its own."""
         self._ledger = TimeLedger()
         self._notes: tuple[str, ...] = ()
         self._refusals: refusals.Refusals = {}
@@ -113,6 +115,7 @@ class Pod:
                 on_last_frame=lambda worker: self.saves.clear(worker.pid),
                 on_death=self._death,
                 on_gone=self._gone,
+                on_error=self._fail,
             ),
             log=line,
         )
@@ -546,7 +549,9 @@ class Pod:
         return self._restorer.sources
 
     def look(self, now: float) -> None:
-        """Do what depends on time alone."""
+        """Do what depends on time alone. Raises what a task has raised, so that the agent ends."""
+        if self._error is not None:
+            raise self._error
         self._hang_watch.look(self._limits, now, self._node)
         for worker in self.workers.find_stuck(now):
             self.deaths.survives_kill(worker)
@@ -555,6 +560,10 @@ class Pod:
         ended = self.deaths.look(now) | self._ends_refusal(now)
         if self._newest is not None and (ended or self._ends_head_start(self._newest, now)):
             self._gone()
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self.news.set()
 
     def _ends_head_start(self, published: Levels, now: float) -> bool:
         if self._head_start is None or head_start.lasts(self._head_start, published, now):

@@ -28,8 +28,8 @@ P = TypeVar("P", bound=Peer)
 
 class Link(Generic[P]):
     """`find` returns the worker of a pid; `on_frame` receives every frame after Hello, in order.
-    `on_end` is called after the last one, once the worker has ended. The socket is in `folder`;
-    workers connect to `path`.
+    `on_end` is called after the last one, once the worker has ended. `on_error` receives an exception
+    that one of them raises, a bug in Everstep. The socket is in `folder`; workers connect to `path`.
     """
 
     def __init__(
@@ -40,12 +40,13 @@ class Link(Generic[P]):
         on_frame: Callable[[P, wire.Envelope], None],
         log: logline.Log,
         on_end: Callable[[P], None] = lambda worker: None,
+        on_error: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
         self.path = ""
         self._folder = folder
         self._descriptor = -1
         self._find = find
-        self._on_frame, self._on_end = on_frame, on_end
+        self._on_frame, self._on_end, self._on_error = on_frame, on_end, on_error
         self._log = log
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
@@ -93,6 +94,8 @@ class Link(Generic[P]):
             pass  # a worker's end is detected by its exit status, not here
         except codec.DecodeError as error:
             self._log.say("worker_frame_refused", message=str(error))
+        except Exception as error:
+            self._on_error(error)
         finally:
             writer.close()
 

@@ -66,6 +66,10 @@ class Events:
     """A worker is proven dead. It holds its memory and device until it is gone."""
     on_gone: Callable[[], None]
     """A worker's process is reaped."""
+    on_error: Callable[[BaseException], None]
+    """One of these has raised an exception, or this module has: a bug in Everstep. What would have
+    followed does not happen.
+    """
 
 
 class WorkerSet:
@@ -105,6 +109,7 @@ class WorkerSet:
             find=self._all.get,
             on_frame=events.on_frame,
             on_end=events.on_last_frame,
+            on_error=events.on_error,
             log=log,
         )
 
@@ -389,15 +394,16 @@ class WorkerSet:
     ) -> None:
         try:
             status = await self._wait_dead(worker, child, copies)
-        except asyncio.CancelledError:
+            if worker.alive:
+                killed = status is not None and spawn.was_killed(status)
+                seconds = KILLED_OUTPUT_SECONDS if killed else OUTPUT_SECONDS
+                await asyncio.wait(copies, timeout=seconds)
+                self._bury(worker, status)
+        except BaseException:
             for task in copies:
                 task.cancel()
             worker.ended.set()  # its end can no longer be detected: release all waiters
             raise
-        if worker.alive:
-            killed = status is not None and spawn.was_killed(status)
-            await asyncio.wait(copies, timeout=KILLED_OUTPUT_SECONDS if killed else OUTPUT_SECONDS)
-            self._bury(worker, status)
         self._all.pop(worker.pid, None)
         worker.ended.set()
         self._events.on_gone()
@@ -460,7 +466,13 @@ class WorkerSet:
     def _background(self, work: Any) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._events.on_error(error)
 
     def find_stuck(self, now: float) -> list[Worker]:
         """Workers that have just been found to survive SIGKILL. Time in which this agent did not look
