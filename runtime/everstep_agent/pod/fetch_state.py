@@ -35,7 +35,11 @@ Waits = Callable[[levels.StorageError | None], None]
 
 
 class Restorer:
-    """Works for one epoch at a time: a newer epoch cancels the download for an older one."""
+    """Works for one epoch at a time: a newer epoch cancels the download for an older one.
+
+    Args:
+        on_error: receives an exception that is a bug in Everstep: the epoch does not start here.
+    """
 
     def __init__(
         self,
@@ -44,9 +48,10 @@ class Restorer:
         memory: MemoryTier,
         on_change: Callable[[], None],
         line: logline.Log,
+        on_error: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
         self._store, self._folder, self._memory = store, folder, memory
-        self._on_change, self._line = on_change, line
+        self._on_change, self._on_error, self._line = on_change, on_error, line
         self._tasks: set[asyncio.Task[None]] = set()
         self._fetcher = Fetcher(store, memory)
         self._fetched: Fetched | None = None
@@ -103,7 +108,13 @@ class Restorer:
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._on_error(error)
 
     def _cancel(self) -> list[asyncio.Task[None]]:
         tasks = list(self._tasks)

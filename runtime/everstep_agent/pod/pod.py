@@ -85,7 +85,7 @@ class Pod:
         restore = Path(settings.memory) / "restore"
         self.memory, self.disk = context.memory, context.disk
         self._copies = Copies(context, relay.pool, self._touch)
-        self._restorer = Restorer(store, restore, self.memory, self._touch, line)
+        self._restorer = Restorer(store, restore, self.memory, self._touch, line, self._fail)
         self._share_reader = ShareReader(
             store,
             Budget(settings.read_back_bandwidth),
