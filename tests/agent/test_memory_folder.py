@@ -65,6 +65,18 @@ def test_a_run_is_trained_while_its_launcher_lives(tmp_path: Path) -> None:
     assert not memory_folder.is_trained("store/r", tmp_path)
 
 
+@pytest.mark.timeout(20)
+def test_what_another_user_puts_there_holds_nobody_up(tmp_path: Path) -> None:
+    foreign = tmp_path / f"{memory_folder.PREFIX}1-x"
+    foreign.mkdir()
+    os.mkfifo(foreign / memory_folder.NOTE)
+    held = memory_folder.create(tmp_path)
+    memory_folder.note_run(held, "store/r")
+    assert memory_folder.is_trained("store/r", tmp_path)
+    assert not memory_folder.is_trained("store/other", tmp_path)
+    held.remove()
+
+
 def test_the_lock_is_kept_by_the_launcher_and_not_by_what_it_starts(tmp_path: Path) -> None:
     held = memory_folder.create(tmp_path)
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)

@@ -16,6 +16,8 @@ from pathlib import Path
 PREFIX = "everstep-run-"
 NOTE = "run"
 """A file in the folder that names the run."""
+NOTE_BYTES = 8192
+"""The most that is read of it."""
 TRIES = 10
 """How often to try: another launcher's sweep may remove a folder before it is locked."""
 
@@ -65,8 +67,17 @@ def is_trained(place: str, parent: Path | None = None) -> bool:
     found = []
     for path in (parent or find_parent()).glob(f"{PREFIX}*-*/{NOTE}"):
         with contextlib.suppress(OSError):  # another user's, or removed in between
-            found.append(path.read_bytes())
+            found.append(_read_note(path))
     return os.fsencode(place) in found
+
+
+def _read_note(path: Path) -> bytes:
+    """Raises OSError. Where all users may create files, this one may be a pipe that nobody writes to."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return os.read(file, NOTE_BYTES)
+    finally:
+        os.close(file)
 
 
 def lock_folder(path: Path) -> int | None:
