@@ -25,8 +25,8 @@ def kind_of(name: str, thing: Any) -> str:
     """Return the kind of an object. Raises `Misuse` if it cannot be tracked."""
     if isinstance(thing, (DistributedDataParallel, DataParallel)):
         raise Misuse(
-            f"track({name}=…): {type(thing).__name__} reduces gradients itself; pass the model it "
-            "wraps"
+            f"track({name}=…): {type(thing).__name__} reduces gradients itself; leave it out, track the model that it "
+            "wraps, and compute with that"
         )
     if isinstance(thing, torch.nn.Module):
         return "module"

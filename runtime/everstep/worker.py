@@ -20,6 +20,7 @@ from everstep import (
     group,
     heap,
     randomness,
+    registrations,
     script_errors,
     undo_step,
     validate,
@@ -131,6 +132,7 @@ def run(main: Callable[[Job], None], *, seed: int = 0, exact_reduction: bool = F
         )
     forming.read_setting(os.environ)
     _prepare()
+    registrations.refuse_wrappers()
     session = _join(path, seed, exact_reduction)
     job = Job(session)
     try:

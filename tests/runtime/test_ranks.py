@@ -208,6 +208,28 @@ def test_a_script_that_raises_says_so_before_the_worker_ends(tmp_path: Path) -> 
         assert "no such corpus" in ours.output()
 
 
+def test_a_wrapper_that_sums_gradients_beside_everstep_is_refused(tmp_path: Path) -> None:
+    """Ranks with different numbers of micro-batches would sum different things with each other."""
+
+    def main(job: Job) -> None:
+        model = nn.Linear(1, 1)
+        computes = nn.parallel.DistributedDataParallel(model)
+        job.track(model=model)
+        data = job.batches([torch.ones(1)], global_batch=3, micro_batch=1)
+        for step in job.steps(until=2):
+            for batch in step.batches(data):
+                step.backward(computes(batch).mean())
+
+    with agent(tmp_path, lambda: run(main), 2) as ours:
+        assert ours.wait_ended() == [1, 1]
+        for worker in ours.workers:
+            (failed,) = worker.of(wire.Failed)
+            assert failed.cause == "Misuse"
+            assert failed.message.startswith(
+                "DistributedDataParallel sums the gradients of all ranks"
+            )
+
+
 @pytest.mark.parametrize("how", ["break", "sys.exit"])
 def test_a_main_that_returns_early_is_an_error(tmp_path: Path, how: str) -> None:
     def main(job: Job) -> None:
