@@ -22,6 +22,7 @@ _SCALER = (
 _FIXES = {
     "Default process group has not been initialized": _GROUP,
     "Error initializing torch.distributed using env://": _GROUP,
+    "trying to initialize the default process group twice": _GROUP,
     "No inf checks were recorded": _SCALER,
 }
 """What to do if torch raises an error with this text."""

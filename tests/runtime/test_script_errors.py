@@ -1,6 +1,7 @@
 """An exception of a script is shown with the script's own frames, and names its line."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -78,6 +79,18 @@ def wrap_the_model() -> None:
 
 def form_the_group() -> None:
     torch.distributed.init_process_group("gloo")
+
+
+def test_a_script_that_forms_the_group_again_is_told_to_leave_it_out(tmp_path: Path) -> None:
+    """With several ranks there is a group already."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/keys", rank=0, world_size=1
+    )
+    try:
+        told = describe_error(caught(form_the_group))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert told.endswith("leave out init_process_group and DistributedDataParallel")
 
 
 @pytest.mark.parametrize("script", [wrap_the_model, form_the_group])
