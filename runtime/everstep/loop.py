@@ -108,6 +108,11 @@ class Loop:
         return len(self._passes)
 
     def __iter__(self) -> "Loop":
+        if self.ended:
+            raise Misuse(
+                f"step {self._step.number}: this loop over step.batches is over, so it would yield no batch. For "
+                "another pass over the batches of the step, call step.batches again"
+            )
         return self
 
     def __next__(self) -> Any:

@@ -672,6 +672,15 @@ def test_tqdm_and_enumerate_are_fine(trial: Trial) -> None:
     assert step._state.reductions == 1
 
 
+def test_a_loop_that_is_over_and_is_used_again(trial: Trial) -> None:
+    step = first_step(trial)
+    loop = step.batches(trial.data)
+    with pytest.raises(Misuse, match=r"is over, .*call step\.batches again"):
+        for _ in range(2):
+            for batch in loop:
+                step.backward(trial.loss(batch))
+
+
 def test_zero_grad_within_the_loop_does_nothing(trial: Trial) -> None:
     step = first_step(trial)
     for batch in step.batches(trial.data):
