@@ -21,6 +21,8 @@ def mark_applied(session: Session, step: StepState, *, at_once: bool = False) ->
     if step.mark is not None:
         return
     step.require_complete()
+    if told := step.describe_unapplied():
+        session.note(told)
     step.mark = rewind.fingerprint(session.tracked)
     step.copy = None
     session.most_reductions = max(session.most_reductions, step.reductions)

@@ -39,6 +39,8 @@ class StepStart:
         }
         self._thorough = thorough
         self._contents = _digest(tracked) if thorough else None
+        self._compared = False
+        """`require_untouched` has compared the contents."""
 
     def untouched(self) -> bool:
         """Whether no large state has changed since the step began."""
@@ -58,12 +60,12 @@ class StepStart:
     def require_untouched(self, step: int) -> None:
         """Raises `Misuse` if large state has changed before the inner loop of this step."""
         changed = self.list_changed()
-        if self._contents is not None:
+        if self._contents is not None and not self._compared:
             now = _digest(self._tracked)
             changed |= {
                 n for n in now.keys() | self._contents if now.get(n) != self._contents.get(n)
             }
-            self._contents = None
+            self._compared = True
         # If a tensor is named, the object that holds it need not be.
         changed -= {name.partition(".")[0] for name in changed if "." in name}
         if changed:
@@ -72,6 +74,12 @@ class StepStart:
                 "step.batches, where a step that cannot be applied cannot be undone. Change it after "
                 "that loop, or before job.steps"
             )
+
+    def is_unused(self) -> bool:
+        """Whether a step that was thorough has changed none of the large state, not even through `.data`."""
+        if self._contents is None or self.list_changed():
+            return False
+        return _digest(self._tracked) == self._contents
 
     def put_back(self) -> None:
         self._buffers.put_back(self._small)

@@ -67,6 +67,19 @@ class StepState:
                 "between the loops"
             )
 
+    def describe_unapplied(self) -> str:
+        """Say that nothing has applied the gradients of this step, if it is the first one of this process;
+        empty: something has, or may have.
+        """
+        trained = self.session.tracked.trained_parameters().values()
+        has_gradients = any(p.grad is not None for p in trained)
+        if self.scaled or not has_gradients or not self.start.is_unused():
+            return ""
+        return (
+            f"step {self.number}: no optimizer has applied its gradients, and the next step drops them. To accumulate "
+            "gradients over more batches, raise global_batch: .grad is that of the whole global batch"
+        )
+
     def require_complete(self) -> None:
         """Raises `Misuse`."""
         self.require_loop_ended()

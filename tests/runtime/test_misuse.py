@@ -681,6 +681,24 @@ def test_a_loop_that_is_over_and_is_used_again(trial: Trial) -> None:
                 step.backward(trial.loss(batch))
 
 
+@pytest.mark.parametrize("how", ["accumulates", "applies", "through .data", "drops"])
+def test_gradients_of_a_step_that_nothing_applies_are_noted(trial: Trial, how: str) -> None:
+    """As in a script that accumulates gradients over several steps."""
+    for step in trial.job.steps(until=2):
+        for batch in step.batches(trial.data):
+            step.backward(trial.loss(batch))
+        if how == "applies" or step.number == 2:
+            trial.optimizer.step()
+        if how == "through .data":
+            trial.model.weight.data -= 0.1
+        if how == "drops":
+            trial.optimizer.zero_grad()
+    first, second = trial.agent.of(wire.Applied)
+    told = "step 1: no optimizer has applied its gradients, and the next step drops them"
+    assert [told in note for note in first.notes] == ([True] if how == "accumulates" else [])
+    assert second.notes == ()
+
+
 def test_zero_grad_within_the_loop_does_nothing(trial: Trial) -> None:
     step = first_step(trial)
     for batch in step.batches(trial.data):
