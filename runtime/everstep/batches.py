@@ -1,10 +1,12 @@
 """A feed: a dataset cut into global batches and micro-batches, in a fixed endless order."""
 
+import hashlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from torch.utils.data import IterableDataset, default_collate
+import numpy as np
+from torch.utils.data import IterableDataset, Subset, default_collate
 
 from everstep import loaders, order, validate
 from everstep.data_workers import DataWorkers
@@ -12,7 +14,7 @@ from everstep.errors import Misuse
 from everstep.feed_rules import Settings
 from everstep.fetching import Request, Rhythm, Source, list_coming
 from everstep.stream import Stream
-from everstep_contract.feed import Order
+from everstep_contract.feed import INDICES, Order
 
 
 class Batches:
@@ -201,9 +203,25 @@ def _size(dataset: Any) -> int:
 
 
 def _fingerprint(dataset: Any, given: str | None) -> str | None:
-    """The argument, or else the dataset's own attribute `fingerprint`."""
+    """The argument, or else the dataset's own attribute `fingerprint`, or that of a part of a dataset."""
     what = "job.batches: fingerprint"
     if given is None:
         given = getattr(dataset, "fingerprint", None)
         what = f"job.batches: {type(dataset).__name__}.fingerprint"
-    return validate.text_or_none(what, given)
+    found = validate.text_or_none(what, given)
+    return _fingerprint_part(dataset) if found is None else found
+
+
+def _fingerprint_part(dataset: Any) -> str | None:
+    """A digest of which samples torch's `Subset` has: a random split may be another one on each rank, and at
+    each start. None: it is none, or its indices are no numbers.
+    """
+    hasher = hashlib.blake2b(digest_size=8)
+    part = dataset
+    while isinstance(part, Subset):
+        try:
+            hasher.update(np.asarray(part.indices, np.int64).tobytes())
+        except (TypeError, ValueError, OverflowError):
+            return None
+        part = part.dataset
+    return f"{INDICES}{hasher.hexdigest()}" if part is not dataset else None

@@ -10,7 +10,7 @@ so losses differ; that is noted.
 
 from dataclasses import dataclass, replace
 
-from everstep_contract.feed import FeedRecord, Order, Segment
+from everstep_contract.feed import INDICES, FeedRecord, Order, Segment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +76,12 @@ def list_exact_changes(before: Segment | Settings, now: Settings) -> list[str]:
 
 
 def describe(settings: Settings) -> str:
-    """The settings in words, without the fingerprint, which some libraries choose at random."""
+    """The settings in words. Of fingerprints only Everstep's own: some libraries choose theirs at random."""
     order = settings.order
+    own = order.fingerprint if (order.fingerprint or "").startswith(INDICES) else None
     return (
         f"{_length(order)}, global_batch {settings.global_batch}, micro_batch {settings.micro_batch}, "
-        f"shuffle {order.shuffle}, seed {order.seed}"
+        f"shuffle {order.shuffle}, seed {order.seed}" + (f", {own}" if own else "")
     )
 
 

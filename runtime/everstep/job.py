@@ -149,7 +149,7 @@ class Job:
             name: name of the feed in the checkpoint. None: its number among the script's feeds
                 without a name.
             fingerprint: a text that changes with the content of the dataset. None: the dataset's
-                attribute `fingerprint`, if it has one.
+                attribute `fingerprint`, if it has one; of torch's `Subset` a digest of its indices.
             on_change: what to do if length, seed, shuffle or fingerprint differ from the
                 checkpoint's. "Refuse": the job ends. "Continue": training continues with the new
                 order, and `everstep verify` names the step.

@@ -13,6 +13,10 @@ from typing import Any
 
 from everstep_contract import codec
 
+INDICES = "indices "
+"""How Everstep's own fingerprint of a part of a dataset begins. It is the same on all ranks, as those of some
+libraries are not.
+"""
 STATE_KEY = "feeds"
 """Key of the records in a manifest's `state` tree; a tree of version 1 has none."""
 

@@ -21,3 +21,12 @@ def test_a_feed_that_differs_is_named_with_the_ranks() -> None:
 def test_a_feed_that_only_some_ranks_report_is_no_difference() -> None:
     """An older version reports none, and a script may evaluate on one rank."""
     assert find({"1": "8 samples"}, {}, {"1": "8 samples", "extra": "2 samples"}) == ""
+
+
+def test_ranks_that_split_a_dataset_differently_are_told_where_to_split_it() -> None:
+    told = find(
+        {"1": "80 samples, global_batch 4, micro_batch 2, shuffle True, seed 0, indices 1f"},
+        {"1": "80 samples, global_batch 4, micro_batch 2, shuffle True, seed 0, indices 2e"},
+    )
+    assert "indices 1f on rank 0" in told
+    assert told.endswith("make a random split in main, where all ranks draw the same numbers")

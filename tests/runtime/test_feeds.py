@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, Subset
 
+from everstep import feed_rules
 from everstep.batches import Batches, build_settings
 from everstep.errors import Misuse, StateError
 from everstep.feeds import Feeds, decode_settings
@@ -386,6 +387,22 @@ def test_a_feed_is_described_by_what_is_the_same_on_every_rank() -> None:
     assert first.feeds.describe() == {
         "1": "24 samples, global_batch 4, micro_batch 2, shuffle True, seed 0"
     }
+
+
+def test_another_random_split_of_a_dataset_is_another_dataset() -> None:
+    def describe(*indices: int) -> tuple[str | None, str]:
+        part = Subset(Subset(range(9), [8, 7, 6, 5, 4]), list(indices))
+        settings = build_settings(part, global_batch=1, micro_batch=1)
+        return settings.order.fingerprint, feed_rules.describe(settings)
+
+    first, told = describe(0, 1, 2)
+    assert told.endswith(f", {first}")
+    assert describe(0, 1, 2) == (first, told)
+    assert describe(0, 1, 3)[0] not in (None, first)
+    given = build_settings(Subset(range(9), [1]), global_batch=1, micro_batch=1, fingerprint="a")
+    assert given.order.fingerprint == "a"
+    named: Any = Subset(range(9), ["of a dataset", "with names"])  # type: ignore[list-item]
+    assert build_settings(named, global_batch=1, micro_batch=1).order.fingerprint is None
 
 
 def test_a_feed_is_made_before_the_loop_and_its_name_is_its_own() -> None:

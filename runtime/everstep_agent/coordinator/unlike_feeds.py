@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from everstep_agent.coordinator.members import list_inside
 from everstep_agent.peers.agent_report import AgentReport
 from everstep_agent.peers.epoch_level import EpochLevel
+from everstep_contract import feed
 from everstep_contract.layout import name_ranks
 
 
@@ -23,8 +24,9 @@ def describe_unlike_feeds(epoch: EpochLevel, reports: Iterable[AgentReport]) -> 
     for name, forms in sorted(found.items()):
         if len(forms) > 1:
             told = "; ".join(f"{form} on {name_ranks(sorted(r))}" for form, r in forms.items())
+            split = "; make a random split in main, where all ranks draw the same numbers"
             return (
                 f"job.batches, feed {name}: the ranks differ: {told}. Give all pods the same data and the same "
-                "script"
+                f"script{split if feed.INDICES in told else ''}"
             )
     return ""
