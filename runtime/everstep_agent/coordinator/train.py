@@ -140,8 +140,9 @@ def _why_impossible(term: Term, workers: Sequence[WorkerReport]) -> str:
     if found is None or term.newest_commit() is not None:
         return term.saves.impossible
     return (
-        f"{found.message}. It is the first save, so some tracked state probably belongs to one rank only. "
-        "Track with job.track what is the same on every rank, and the rest with job.track_local"
+        f"{found.message}. It is the first save, so some tracked state probably belongs to one rank only, or was made "
+        "before everstep.run, where each rank draws random numbers of its own: make the model in main. Track with "
+        "job.track what is the same on every rank, and the rest with job.track_local"
     )
 
 
