@@ -41,7 +41,12 @@ def describe_unknown(arguments: argparse.Namespace, unknown: Sequence[str]) -> s
     given = " ".join(unknown)
     command = f"{arguments.command} " if arguments.command else ""
     hint = f"see: everstep {command}--help"
-    if arguments.command == "run":
+    if arguments.command == "run" and "-m" in unknown and not arguments.script.endswith(".py"):
+        hint = (
+            "give the script's file, as in `python train.py`. If it imports its package, install that, or put the "
+            f"folder that holds it in PYTHONPATH; options: {hint}"
+        )
+    elif arguments.command == "run":
         script, more = _find_script(arguments.script, unknown)
         hint = f"arguments of the script go after --: {script} -- {' '.join(more)}; options: {hint}"
     return f"unrecognized arguments: {given}; {hint}"

@@ -94,6 +94,15 @@ def test_options_that_a_pod_does_not_use_are_told(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("given", [["-m", "pkg.train"], ["pkg.train", "-m"]])
+def test_a_module_instead_of_a_file_is_told_what_to_give(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command_line.parse(["run", *given])
+    assert "unrecognized arguments: -m; give the script's file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("given", [["run", "train.py"], ["verify", "everstep-store/train"]])
 def test_everstep_without_its_runtime_says_what_to_install(
     tmp_path: Path,
