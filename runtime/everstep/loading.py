@@ -100,6 +100,8 @@ def _fetch(uri: str, step: int | None, only: tuple[str, ...], folder: str) -> Fe
 def _read(tree: dict[str, Any], checkpoint: Checkpoint) -> Any:
     tensors = checkpoint.read(dict.fromkeys(state.list_names(tree["state"])))
     value = state.decode(tree["state"], tensors.__getitem__, torch.device("cpu"))
+    if keys := tree.get("keys"):
+        value = {keys.get(name, name): held for name, held in value.items()}
     return _number_parameters(value) if tree["kind"] == "optimizer" else value
 
 

@@ -5,7 +5,8 @@
 from collections import Counter
 from collections.abc import Iterable
 
-WRAPPERS = frozenset({"_orig_mod", "module"})
+COMPILED = "_orig_mod"
+WRAPPERS = frozenset({COMPILED, "module"})
 
 
 def canonical(keys: Iterable[str]) -> dict[str, str]:
@@ -15,6 +16,18 @@ def canonical(keys: Iterable[str]) -> dict[str, str]:
     stripped = {key: _strip(key) for key in keys}
     taken = Counter(stripped.values())
     return {key: name if name and taken[name] == 1 else key for key, name in stripped.items()}
+
+
+def plain(keys: Iterable[str]) -> dict[str, str]:
+    """Map the name under which a key is stored to the key in the module's own `state_dict`, where the two differ
+    without torch.compile, too: a part `module` may belong to the module, as in AveragedModel.
+    """
+    found = {}
+    for key, stored in canonical(keys).items():
+        own = ".".join(part for part in key.split(".") if part != COMPILED)
+        if own != stored and stored != key:  # else the names of two keys would collide
+            found[stored] = own
+    return found
 
 
 def _strip(key: str) -> str:

@@ -277,10 +277,13 @@ class Tracked:
     ) -> dict[str, Any]:
         """The tree of one object. `own`: its state_dict; None: the object is asked for it."""
         kind, thing = self.objects[name]
+        if own is None and kind != "tensor":
+            own = thing.state_dict()
         value = self._state_of(name, kind, thing, own)
         # Keys of modules and optimizers are looked up in the tree, and their order has no meaning.
         tree = state.encode(value, name, tensors, exact=kind == "object")
-        return {"kind": kind, "state": tree}
+        keys = parameter_names.plain(own or ()) if kind == "module" else {}
+        return {"kind": kind, "state": tree} | ({"keys": keys} if keys else {})
 
     def stays(self, name: str) -> bool:
         """Whether the object's large state, and the names of all its state, stay as they are until
@@ -366,10 +369,10 @@ class Tracked:
             wanted = {n: Like(p) for n, p in optimizer_state.list_states(tree, parameters)} | wanted
         return dict(wanted)
 
-    def _state_of(self, name: str, kind: str, thing: Any, own: dict[str, Any] | None = None) -> Any:
+    def _state_of(self, name: str, kind: str, thing: Any, own: Any) -> Any:
+        """`own`: its state_dict, if it is no tensor."""
         if kind == "tensor":
             return thing
-        own = thing.state_dict() if own is None else own
         if kind == "module":
             short = parameter_names.canonical(own)
             return {short[key]: value for key, value in own.items()}

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from torch.optim import swa_utils
 
-from everstep import containers, parameter_names, state
+from everstep import containers, loading, parameter_names, state
 from everstep.errors import StateError
 from everstep.tracked import Tracked
 from everstep_contract import codec
@@ -223,6 +224,26 @@ def test_wrappers_leave_no_trace_in_names() -> None:
         "n_averaged",
         "x",
     ]
+
+
+def test_a_script_gets_an_averaged_model_as_its_load_state_dict_takes_it() -> None:
+    """Its names begin with `module.`, which a wrapper's would, too."""
+    tracked = Tracked()
+    made = torch.nn.ModuleDict({"_orig_mod": torch.nn.Linear(2, 1)})  # as torch.compile makes
+    tracked.add("ema", swa_utils.AveragedModel(torch.nn.Linear(2, 1)))
+    tracked.add("model", made)
+    tensors: state.Tensors = {}
+    trees = json.loads(json.dumps(tracked.capture(tensors)))
+
+    class Stored:
+        def read(self, wanted: dict[str, Any]) -> state.Tensors:
+            return {name: tensors[name] for name in wanted}
+
+    found = {name: loading._read(tree, Stored()) for name, tree in trees.items()}  # type: ignore[arg-type]
+    again = swa_utils.AveragedModel(torch.nn.Linear(2, 1))
+    again.load_state_dict(found["ema"])
+    assert torch.equal(again.module.weight, tensors["ema/weight"])
+    torch.nn.Linear(2, 1).load_state_dict(found["model"])
 
 
 def test_names_that_would_collide_are_left_alone() -> None:
