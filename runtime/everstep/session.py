@@ -100,6 +100,8 @@ class Session:
         self._stopped: int | None = None
         """The step after which `job.stop` ends this run."""
         self.windows: dict[str, tuple[float, ...]] = {}
+        self._frozen_at_start: list[str] = []
+        """`Tracked.list_frozen` when training began in this process."""
         self.most_reductions = 0
         """The largest number of inner loops in a step of the run."""
         self.findings = Findings()
@@ -190,6 +192,7 @@ class Session:
         self.tracked.require_same_groups()
         self.tracked.require_same_since_track()
         self.tracked.require_same_parameters()
+        self._frozen_at_start = self.tracked.list_frozen()
         if self.checkpoint:
             self._restore_rest(self._tree(), self.checkpoint.tensor)
             if left := self.local.describe_left_over(self.checkpoint, self.membership.rank):
@@ -287,6 +290,7 @@ class Session:
             "random": state.encode(randomness.capture(), "random", tensors),
             "windows": {k: list(v) for k, v in self.windows.items()},
             "most_reductions": self.most_reductions,
+            "frozen": [self._frozen_at_start, self.tracked.list_frozen()],
             "stopped": None if self._stopped is None else [self.start.run, self._stopped],
         }
         return Capture(tree=tree, tensors=tensors, own=self.local.capture(self.membership.rank))
@@ -360,6 +364,9 @@ class Session:
             )
         self.windows = {k: tuple(v) for k, v in tree["windows"].items()}
         self.most_reductions = tree.get("most_reductions", 0)  # older versions do not record it
+        began, frozen = tree.get("frozen") or (None, [])  # older versions do not record it, either
+        if began == self._frozen_at_start:  # else the script was edited
+            self.tracked.freeze(frozen)
         run, stopped = tree.get("stopped") or ("", None)
         self._stopped = stopped if run == self.start.run else None  # a fork goes on
         cpu = torch.device("cpu")

@@ -196,17 +196,28 @@ class Tracked:
         """Parameters that require a gradient and that a tracked optimizer holds (all, if none is
         tracked), in the order of the modules.
         """
+        return {name: p for name, p in self._held_parameters() if p.requires_grad}
+
+    def list_frozen(self) -> list[str]:
+        """Names of the parameters that a tracked optimizer holds and that require no gradient now."""
+        return [name for name, p in self._held_parameters() if not p.requires_grad]
+
+    def freeze(self, names: Collection[str]) -> None:
+        """Let these parameters require no gradient, and all others that a tracked optimizer holds require one."""
+        for name, parameter in self._held_parameters():
+            if parameter.requires_grad == (name in names):
+                parameter.requires_grad_(name not in names)
+
+    def _held_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         held = {
             id(parameter)
             for _, (_, thing) in self.objects.items()
             for group in _groups(thing)
             for parameter in group["params"]
         }
-        return {
-            name: parameter
-            for name, parameter in self.named_parameters().items()
-            if parameter.requires_grad and (not held or id(parameter) in held)
-        }
+        for name, parameter in self.named_parameters().items():
+            if not held or id(parameter) in held:
+                yield name, parameter
 
     def persistent_buffers(self) -> dict[str, torch.Tensor]:
         """The buffers that a checkpoint holds, each once."""

@@ -23,6 +23,7 @@ from everstep.errors import Misuse, StateError
 from everstep.shares import part_of
 from everstep.slots import Slots
 from everstep.tracked import Tracked
+from everstep.transfer import Taken
 from everstep_contract import codec, wire
 from everstep_contract.places import Place, Places
 from everstep_contract.units import ONE_RANK
@@ -545,6 +546,40 @@ def test_a_schedule_that_is_made_after_its_optimizer_was_loaded(
     rates = train(first, 3)
     rates += train(a_trial(**commit(tmp_path, first.agent.of(wire.Staged)[-1:])), 6)
     assert rates == undisturbed
+
+
+@pytest.mark.parametrize("how", ["restarts", "joins"])
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_parameter_that_the_script_has_unfrozen_stays_so(
+    tmp_path: Path, how: str, edited: bool
+) -> None:
+    """Unless the script was edited since: then it freezes what it says."""
+
+    def train(folder: str, until: int, begins_frozen: bool = True, **start: Any) -> Trial:
+        (tmp_path / folder).mkdir()
+        trial = Trial(tmp_path / folder, **start).track()
+        trial.model.bias.requires_grad_(not begins_frozen)
+        if until:
+            for step in trial.job.steps(until=until):
+                if step.number == 2:
+                    trial.model.bias.requires_grad_(True)
+                    trial.model.weight.requires_grad_(False)
+                trial.take(step)
+        return trial
+
+    first = train("first", 3)
+    if how == "restarts":
+        staged = first.agent.of(wire.Staged)[-1:]
+        after = train("after", 4, begins_frozen=not edited, **commit(tmp_path, staged))
+    else:
+        held = first.session.capture()
+        after = train("after", 0, begins_frozen=not edited)
+        after.session.settle(4)
+        after.session.adopt(
+            Taken(applied=3, tree=held.tree, tensors=held.tensors, parts=frozenset())
+        )
+    trained = [after.model.weight.requires_grad, after.model.bias.requires_grad]
+    assert trained == ([True, True] if edited else [False, True])
 
 
 def test_a_job_that_had_reached_the_end_has_no_more_steps(
