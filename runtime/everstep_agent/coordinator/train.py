@@ -141,7 +141,8 @@ def _why_impossible(term: Term, workers: Sequence[WorkerReport]) -> str:
         return term.saves.impossible
     return (
         f"{found.message}. It is the first save, so some tracked state probably belongs to one rank only, or was made "
-        "before everstep.run, where each rank draws random numbers of its own: make the model in main. Track with "
+        "with random numbers of its own on each rank: make the model in main, not before everstep.run, and with no "
+        "seed that depends on the rank. Track with "
         "job.track what is the same on every rank, and the rest with job.track_local"
     )
 
