@@ -101,7 +101,8 @@ class Session:
         """The step after which `job.stop` ends this run."""
         self.windows: dict[str, tuple[float, ...]] = {}
         self._frozen_at_start: list[str] = []
-        """`Tracked.list_frozen` when training began in this process."""
+        self._modes_at_start: list[str] = []
+        """`Tracked.list_frozen` and `Tracked.list_modes` when training began in this process."""
         self.most_reductions = 0
         """The largest number of inner loops in a step of the run."""
         self.findings = Findings()
@@ -193,6 +194,7 @@ class Session:
         self.tracked.require_same_since_track()
         self.tracked.require_same_parameters()
         self._frozen_at_start = self.tracked.list_frozen()
+        self._modes_at_start = self.tracked.list_modes()
         if self.checkpoint:
             self._restore_rest(self._tree(), self.checkpoint.tensor)
             if left := self.local.describe_left_over(self.checkpoint, self.membership.rank):
@@ -291,6 +293,7 @@ class Session:
             "windows": {k: list(v) for k, v in self.windows.items()},
             "most_reductions": self.most_reductions,
             "frozen": [self._frozen_at_start, self.tracked.list_frozen()],
+            "modes": [self._modes_at_start, self.tracked.list_modes()],
             "stopped": None if self._stopped is None else [self.start.run, self._stopped],
         }
         return Capture(tree=tree, tensors=tensors, own=self.local.capture(self.membership.rank))
@@ -364,9 +367,13 @@ class Session:
             )
         self.windows = {k: tuple(v) for k, v in tree["windows"].items()}
         self.most_reductions = tree.get("most_reductions", 0)  # older versions do not record it
-        began, frozen = tree.get("frozen") or (None, [])  # older versions do not record it, either
-        if began == self._frozen_at_start:  # else the script was edited
+        # Older versions do not record these two, either. If they began otherwise, the script was edited.
+        began, frozen = tree.get("frozen") or (None, [])
+        if began == self._frozen_at_start:
             self.tracked.freeze(frozen)
+        began, modes = tree.get("modes") or (None, [])
+        if began == self._modes_at_start:
+            self.tracked.set_modes(modes)
         run, stopped = tree.get("stopped") or ("", None)
         self._stopped = stopped if run == self.start.run else None  # a fork goes on
         cpu = torch.device("cpu")

@@ -17,6 +17,9 @@ ORDER = ("module", "tensor", "optimizer", "object")
 SMALL_BYTES = 64 << 10
 """Limit for the state of an object that is copied at every step."""
 
+_TRAINS = torch.nn.Module()
+"""A module in train mode."""
+
 Read = Callable[[Mapping[str, torch.Tensor | Like | None]], Mapping[str, torch.Tensor]]
 """`Checkpoint.read`, or the same for tensors that another member sent."""
 
@@ -207,6 +210,29 @@ class Tracked:
         for name, parameter in self._held_parameters():
             if parameter.requires_grad == (name in names):
                 parameter.requires_grad_(name not in names)
+
+    def list_modes(self) -> list[str]:
+        """Names of the modules whose mode (`train`, `eval`) is another one than that of the module around them; of
+        a tracked module: that are in eval mode.
+        """
+        return [name for name, module, above in self._walk() if module.training != above.training]
+
+    def set_modes(self, names: Collection[str]) -> None:
+        """Set the mode of all modules, so that `list_modes` returns these names."""
+        for name, module, above in self._walk():
+            trains = above.training != (name in names)
+            if module.training != trains:
+                module.training = trains
+
+    def _walk(self) -> Iterator[tuple[str, torch.nn.Module, torch.nn.Module]]:
+        """Each module, under its first name, and the module around it, which comes before it."""
+        for name, root in self.of_kind("module"):
+            known = {"": root}
+            yield name, root, _TRAINS
+            for path, module in root.named_modules():
+                if path:
+                    known[path] = module
+                    yield f"{name}.{path}", module, known.get(path.rpartition(".")[0], root)
 
     def _held_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         held = {

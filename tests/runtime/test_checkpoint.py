@@ -548,6 +548,21 @@ def test_a_schedule_that_is_made_after_its_optimizer_was_loaded(
     assert rates == undisturbed
 
 
+def taken_over(folder: Path, how: str, first: Trial, after: Callable[..., Trial]) -> Trial:
+    """A rank that goes on after `first`, whose script `after` has run up to `job.steps`."""
+    if how == "restarts":
+        trial = after(**commit(folder, first.agent.of(wire.Staged)[-1:]))
+        trial.session.settle(9)
+        return trial
+    held, trial = first.session.capture(), after()
+    trial.session.settle(9)
+    applied = first.session.applied
+    trial.session.adopt(
+        Taken(applied=applied, tree=held.tree, tensors=held.tensors, parts=frozenset())
+    )
+    return trial
+
+
 @pytest.mark.parametrize("how", ["restarts", "joins"])
 @pytest.mark.parametrize("edited", [False, True])
 def test_a_parameter_that_the_script_has_unfrozen_stays_so(
@@ -555,31 +570,47 @@ def test_a_parameter_that_the_script_has_unfrozen_stays_so(
 ) -> None:
     """Unless the script was edited since: then it freezes what it says."""
 
-    def train(folder: str, until: int, begins_frozen: bool = True, **start: Any) -> Trial:
+    def begin(folder: str, frozen: bool = True, **start: Any) -> Trial:
         (tmp_path / folder).mkdir()
         trial = Trial(tmp_path / folder, **start).track()
-        trial.model.bias.requires_grad_(not begins_frozen)
-        if until:
-            for step in trial.job.steps(until=until):
-                if step.number == 2:
-                    trial.model.bias.requires_grad_(True)
-                    trial.model.weight.requires_grad_(False)
-                trial.take(step)
+        trial.model.bias.requires_grad_(not frozen)
         return trial
 
-    first = train("first", 3)
-    if how == "restarts":
-        staged = first.agent.of(wire.Staged)[-1:]
-        after = train("after", 4, begins_frozen=not edited, **commit(tmp_path, staged))
-    else:
-        held = first.session.capture()
-        after = train("after", 0, begins_frozen=not edited)
-        after.session.settle(4)
-        after.session.adopt(
-            Taken(applied=3, tree=held.tree, tensors=held.tensors, parts=frozenset())
-        )
-    trained = [after.model.weight.requires_grad, after.model.bias.requires_grad]
-    assert trained == ([True, True] if edited else [False, True])
+    first = begin("first")
+    for step in first.job.steps(until=3):
+        if step.number == 2:
+            first.model.bias.requires_grad_(True)
+            first.model.weight.requires_grad_(False)
+        first.take(step)
+    after = taken_over(tmp_path, how, first, lambda **s: begin("after", not edited, **s)).model
+    assert [after.weight.requires_grad, after.bias.requires_grad] == [edited, True]
+
+
+@pytest.mark.parametrize("how", ["restarts", "joins"])
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_module_that_the_script_has_put_in_eval_mode_stays_so(
+    tmp_path: Path, how: str, edited: bool
+) -> None:
+    def begin(folder: str, frozen: bool = True, **start: Any) -> Trial:
+        (tmp_path / folder).mkdir()
+        trial = Trial(tmp_path / folder, **start)
+        layers = [nn.Sequential(nn.Dropout(0.1), nn.Dropout(0.2)), nn.Dropout(0.3)]
+        trial.model = nn.Sequential(nn.Linear(3, 1), *layers)  # type: ignore[assignment]
+        trial.optimizer = torch.optim.SGD(trial.model.parameters(), lr=0.1)
+        layers[1].train(not frozen)
+        return trial.track()
+
+    def modes(trial: Trial) -> list[bool]:
+        return [module.training for module in trial.model.modules()]
+
+    first = begin("first")
+    for step in first.job.steps(until=2):
+        first.take(step)
+        first.model.eval()
+        first.model[1][0].train()
+    assert modes(first) == [False, False, False, True, False, False]
+    after = taken_over(tmp_path, how, first, lambda **s: begin("after", not edited, **s))
+    assert modes(after) == ([True] * 6 if edited else modes(first))
 
 
 def test_a_job_that_had_reached_the_end_has_no_more_steps(
@@ -640,7 +671,7 @@ def test_a_model_of_another_dtype_than_the_checkpoint_is_noted(
     ("thing", "words"),
     [
         (3, "has no state_dict"),
-        (nn.parallel.DataParallel(nn.Linear(1, 1)), "pass the model it wraps"),
+        (nn.parallel.DataParallel(nn.Linear(1, 1)), "track the model that it wraps"),
     ],
 )
 def test_what_has_no_state_cannot_be_tracked(thing: Any, words: str) -> None:
