@@ -455,6 +455,7 @@ def test_what_was_noted_becomes_the_new_measure(trial: Trial) -> None:
     for step in trial.job.steps(until=30):
         for batch in step.batches(trial.data):
             step.backward(trial.loss(batch) * (100 if step.number > 12 else 1))
+        trial.optimizer.zero_grad()
     noted = [a.step for a in trial.agent.of(wire.Applied) if a.notes]
     assert noted
     assert set(noted) <= {13, 14, 15}
