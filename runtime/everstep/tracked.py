@@ -67,6 +67,8 @@ class Tracked:
         """Id of a parameter → its version after it was tracked, and loaded if there was a checkpoint. Without
         those whose first forward sets them (LazyLinear).
         """
+        self._walked: tuple[int, list[tuple[str, torch.nn.Module, torch.nn.Module]]] = (-1, [])
+        """`registrations.count` when the modules were last listed, and the list."""
         self._registrations: int | None = None
         """`registrations.count` when the parameters were last compared; None: training has not begun."""
 
@@ -93,6 +95,7 @@ class Tracked:
         if kind == "module":
             self._at_track[name] = {id(p): weakref.ref(p) for p in thing.parameters()}
         self._parameters = self._small = None
+        self._walked = (-1, [])
         self._by_key.clear()
         self._stay.clear()
         self._sharded.clear()
@@ -224,8 +227,15 @@ class Tracked:
             if module.training != trains:
                 module.training = trains
 
-    def _walk(self) -> Iterator[tuple[str, torch.nn.Module, torch.nn.Module]]:
-        """Each module, under its first name, and the module around it, which comes before it."""
+    def _walk(self) -> list[tuple[str, torch.nn.Module, torch.nn.Module]]:
+        """The modules, each under its first name, with the module around it, which comes before it. They are
+        listed again only after one was registered: a boundary asks for them.
+        """
+        if (count := registrations.count()) != self._walked[0]:
+            self._walked = count, list(self._list_modules())
+        return self._walked[1]
+
+    def _list_modules(self) -> Iterator[tuple[str, torch.nn.Module, torch.nn.Module]]:
         for name, root in self.of_kind("module"):
             known = {"": root}
             yield name, root, _TRAINS

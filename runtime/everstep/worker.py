@@ -108,8 +108,9 @@ def run(main: Callable[[Job], None], *, seed: int = 0, exact_reduction: bool = F
         main: the training script.
         seed: a whole number.
         exact_reduction: add the gradients of micro-batches as fixed-point integers, in units of
-            2**-40. The run is then the same bit for bit, whatever the number of ranks. This sends
-            twice the bytes over the network and needs more memory for gradients.
+            2**-40. The run is then the same bit for bit, whatever the number of ranks (on the CPU: if
+            each computes with the same number of threads). This sends twice the bytes over the
+            network and needs more memory for gradients.
 
     Raises:
         NotUnderAgent: the process was not started by `everstep run`.
