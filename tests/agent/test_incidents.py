@@ -97,10 +97,11 @@ def test_the_time_between_two_coordinators_counts_as_part_of_the_present_phase()
 
 
 def test_an_agent_notes_when_it_hears_of_a_new_phase(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter((5.0, 7.0))
-    monkeypatch.setattr("everstep_agent.agent_state.time.monotonic", lambda: next(times))
+    now = 0.0
+    monkeypatch.setattr("everstep_agent.agent_state.time.monotonic", lambda: now)
     state, incidents, heard = AgentState(), opened(now=1.0), []
-    for found in (incidents, incidents, incidents.mark("detect", 1.0)):
+    changed = incidents.mark("detect", 1.0)
+    for now, found in ((5.0, incidents), (6.0, incidents), (7.0, changed)):  # noqa: B007
         seen = levels.Seen(incidents=found.levels())
         pod = levels.SlotAttempt(slot=0, attempt=1)
         state.take_published(Levels(coordinator=pod, address="host-0:7070", seen=seen))
