@@ -135,7 +135,7 @@ def test_a_dns_label_is_a_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "A", "-a", "a-", "a" * 64, "a.b", "a/b", "a\n", "é", 7, None])
 def test_anything_else_is_refused_with_the_rule(name: object) -> None:
-    assert "use lower-case letters" in find_pin_problem(name)
+    assert "use at most 63 lower-case letters" in find_pin_problem(name)
 
 
 # --- with a store

@@ -324,7 +324,7 @@ SPEC = NodeSpec(index=1, name="node-1", ip="i", pod_prefix="p.", gpus=2, token="
         (FaultRequest(gpu=2, xid=79), "has no GPU 2: it has 0 to 1"),
         (FaultRequest(exporter="loud"), "exporter 'loud': choose one of silent"),
         (FaultRequest(gpu=1), "name the fault with --xid"),
-        (FaultRequest(), "--xid, --exporter, --kill-node or --partition"),
+        (FaultRequest(), "--xid, --exporter, --kill-node, --partition or --freeze-node"),
     ],
 )
 def test_a_fault_that_cannot_be_played_is_refused_with_what_can(
