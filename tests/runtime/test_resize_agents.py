@@ -149,7 +149,7 @@ async def test_a_rank_that_differs_is_told_and_joins_once_it_is_the_same(
         batch.write_text("24")
         resize(gang, 3)
         await gang.start(2, 0)
-        told = "slot 2: it cannot join: job.batches, feed 1: this rank differs"
+        told = "slot 2: its rank cannot join: job.batches, feed 1: this rank differs"
         refused = await gang.until(lambda s: any(n.startswith(told) for n in s.notes), 60.0)
         await gang.until(lambda s: s.step > refused.step, 60.0)
         batch.write_text("16")

@@ -5,16 +5,11 @@ import functools
 import hashlib
 
 from everstep_agent.storage.errors import BadAddress, NotFound, TooLarge
-from everstep_agent.storage.store import ObjectStore
+from everstep_agent.storage.store import DAMAGED_READS, ObjectStore
 from everstep_contract import codec
 from everstep_contract import manifest as manifests
 from everstep_contract.log import Commit
 from everstep_contract.manifest import Manifest
-
-READS = 2
-"""How often a manifest or chunk is read from the store before it counts as damaged: the damage may have occurred
-on its way here.
-"""
 
 
 class Broken(Exception):
@@ -26,7 +21,7 @@ async def fetch_manifest(store: ObjectStore, commit: Commit) -> Manifest:
     the store cannot be read.
     """
     problem = Broken(f"{commit.manifest} is gone")
-    for _ in range(READS):
+    for _ in range(DAMAGED_READS):
         try:
             return await read_manifest(commit, await store.get(commit.manifest))
         except NotFound:

@@ -14,11 +14,11 @@ from everstep_agent.checkpoint.digest import Spans, sum_pieces
 from everstep_agent.checkpoint.files import replace_file
 from everstep_agent.checkpoint.keeping import Resumed, Save
 from everstep_agent.checkpoint.landing import download
-from everstep_agent.checkpoint.manifests import READS, Broken, read_manifest
+from everstep_agent.checkpoint.manifests import Broken, read_manifest
 from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.tiers import NearTier, StoreTier, Tier, find_problem
 from everstep_agent.storage.errors import StoreError
-from everstep_agent.storage.store import ObjectStore
+from everstep_agent.storage.store import DAMAGED_READS, ObjectStore
 from everstep_agent.storage.window import Window
 from everstep_contract import codec
 from everstep_contract.log import Commit
@@ -190,7 +190,7 @@ class Fetcher:
     async def _list_tiers(self, digest: str) -> AsyncIterator[Tier]:
         async for tier in self._list_near(digest):
             yield tier
-        for _ in range(READS):
+        for _ in range(DAMAGED_READS):
             yield self._store
 
     async def _list_near(self, digest: str) -> AsyncIterator[Tier]:
@@ -239,7 +239,7 @@ async def fetch_verified(store: ObjectStore, chunk: Chunk) -> bytes:
         Broken: the chunk is missing or does not match its digest.
     """
     problem = ""
-    for _ in range(READS):
+    for _ in range(DAMAGED_READS):
         body = await StoreTier(store).get(chunk)
         problem = await aside.run(find_problem, chunk, body)
         if body is not None and not problem:

@@ -9,9 +9,9 @@ from typing import Protocol, TypeVar
 
 from everstep_agent.checkpoint import digest
 from everstep_agent.checkpoint.keeping import Save
-from everstep_agent.checkpoint.manifests import READS, Broken
+from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.storage.errors import BadAddress, NotFound, TooLarge
-from everstep_agent.storage.store import ObjectStore
+from everstep_agent.storage.store import DAMAGED_READS, ObjectStore
 from everstep_contract.manifest import Chunk
 
 H = TypeVar("H", bound=digest.Hash)
@@ -92,7 +92,7 @@ class StoreTier:
             StoreError: the store cannot be read.
         """
         problem = ""
-        for _ in range(READS):
+        for _ in range(DAMAGED_READS):
             try:
                 count, found = await self._store.stream(chunk.key, begin, urgent=urgent)
             except NotFound:

@@ -41,6 +41,6 @@ def describe(refusals: Refusals) -> str:
         return ""
     message = refusals[min(refusals)].message
     return (
-        f"it cannot join: {message}. The other ranks train on. Everstep starts its worker again, after pauses of up "
-        f"to {PAUSE_SECONDS[-1]:.0f} s"
+        f"its rank cannot join: {message}. The other ranks train on. Everstep starts this rank again, after pauses "
+        f"of up to {PAUSE_SECONDS[-1]:.0f} s"
     )

@@ -439,7 +439,7 @@ class WorkerSet:
     async def _read_last_lines(
         self, child: spawn.Spawned, copies: list[asyncio.Task[None]]
     ) -> None:
-        """Wait until all is read that a process has written to stderr which runs no more."""
+        """Wait until everything that the ended process has written to stderr is read."""
         limit = time.monotonic() + OUTPUT_SECONDS
         while output.is_unread(child.stderr) and time.monotonic() < limit:
             await asyncio.wait(copies, timeout=KILLED_FRAMES_SECONDS)

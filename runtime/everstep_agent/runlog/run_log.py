@@ -14,13 +14,11 @@ from dataclasses import dataclass
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog.log_index import LogIndex
 from everstep_agent.storage.errors import AlreadyExists, Conflict, Denied, NotFound, StoreError
-from everstep_agent.storage.store import ObjectStore
+from everstep_agent.storage.store import DAMAGED_READS, ObjectStore
 from everstep_contract import codec, log
 from everstep_contract.log import Claim, Commit, Done, Entry
 
 READ_AHEAD = 32
-READS = 2
-"""How often an entry is read before it counts as damaged: the damage may have occurred on its way here."""
 
 
 class LogDamaged(StoreError):
@@ -180,7 +178,7 @@ class RunLog:
 
     async def _get(self, place: int) -> Entry | None:
         problem = ""
-        for _ in range(READS):
+        for _ in range(DAMAGED_READS):
             try:
                 return log.decode(await self._store.get(log.key(place)))
             except NotFound:

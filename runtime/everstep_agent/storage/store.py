@@ -8,6 +8,8 @@ from typing import Protocol, TypeVar
 
 SLOWEST = 2**19
 """Bytes a second. A connection that is at least as fast as this can write and read chunks of 64 MiB."""
+DAMAGED_READS = 2
+"""How often an object is read before it counts as damaged: the damage may have occurred on its way here."""
 
 
 class Sink(Protocol):
