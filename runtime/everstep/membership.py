@@ -62,7 +62,7 @@ class Membership:
         """The group that was formed last, whatever its epoch."""
         self._applied = start.applied
         self._ended: list[tuple[int, int]] = []
-        """(last step, epoch) of the epochs that this worker has left."""
+        """(last step, epoch) of the epochs that this worker has left before it marked that step."""
         self._reductions = 0
         """Number of complete reductions of this epoch; -1: the last one of the
         former epoch waits for its vector.
@@ -282,7 +282,8 @@ class Membership:
         with self._news:
             self._news.wait_for(lambda: not self._held or self._parked)
             self._applied = step
-            return next((epoch for last, epoch in self._ended if step <= last), self.epoch)
+            self._ended = [(last, epoch) for last, epoch in self._ended if step <= last]
+            return self._ended[0][1] if self._ended else self.epoch
 
     def hold_here(self, epoch: int) -> None:
         """Hold this rank at a boundary of `epoch` at which newcomers join, and report its standing.

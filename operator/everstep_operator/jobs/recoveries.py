@@ -22,7 +22,7 @@ BOUNDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0, m
 """Seconds, upper bounds of the metric's buckets."""
 STEPPING = frozenset({"boundary", "drain"})
 """Phases in which the ranks still step."""
-WHOLE = frozenset({"restart", "regroup", "first_step", "step"})
+WHOLE = frozenset({"restart", "form", "regroup", "first_step", "step"})
 """Phases that the job has measured only if it saw the end of the interruption."""
 
 

@@ -10,6 +10,8 @@ from everstep_contract import levels
 KEEP = 10
 UNEXPLAINED = frozenset({"GroupBroken", "GroupStuck", "CoordinatorLost"})
 """Causes that name no member: a more precise cause replaces them."""
+STARTED = frozenset({"form", "restart"})
+"""The phase after which the next epoch's ranks step: in place, or after a restart."""
 MESSAGE_CHARACTERS = 1000
 
 
@@ -170,7 +172,7 @@ def _describe(level: levels.RuntimeIncident, cause: Cause) -> levels.RuntimeInci
 
 
 def _has_resumed(level: levels.RuntimeIncident) -> bool:
-    return any(p.name == "restart" for p in level.phases)
+    return any(p.name in STARTED for p in level.phases)
 
 
 def find_phase(known: Sequence[levels.RuntimeIncident]) -> tuple[str, int]:

@@ -183,7 +183,8 @@ def _advance(term: Term, workers: Sequence[WorkerReport], now: float) -> None:
     started = all(w.state not in (State.STARTED, State.READY, State.HELD) for w in workers)
     if epoch.stage is Stage.STARTING and started:
         term.line.say("epoch_runs", epoch=epoch.number, world=epoch.world, resume=epoch.resume)
-        term.change(term.state.mark("restart", now).run_epoch())
+        phase = "form" if epoch.in_place is not None else "restart"
+        term.change(term.state.mark(phase, now).run_epoch())
     finished = all(w.state is State.FINISHED for w in workers)
     stepped = finished or min(w.applied for w in workers) > epoch.resume
     if term.state.incidents.resumed and started and stepped:
