@@ -31,6 +31,7 @@ from everstep_agent.pod import spawn, worker_environ, zygote, zygote_spawner
 from everstep_agent.pod.pod import Pod
 from everstep_agent.pod.relay import Relay
 from everstep_agent.role import Role
+from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.storage import open_store
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.retrying import Retrying
@@ -140,6 +141,7 @@ class Agent:
             self._watch(),
             self._watch_progress(),
             self._delivery.run(),
+            self._role.read_ahead(),
         ):
             task = asyncio.create_task(work)
             task.add_done_callback(self._task_ended)
@@ -172,6 +174,7 @@ class Agent:
             settings=self.settings,
             me=self.me,
             store=store,
+            run_log=RunLog(store),
             memory=MemoryTier(folder / "restore", folder / "staging"),
             disk=build_disk_tier(self.settings),
             line=self.line,

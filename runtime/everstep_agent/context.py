@@ -7,6 +7,7 @@ from everstep_agent import logline
 from everstep_agent.checkpoint.folder_tier import FolderTier
 from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.identity import Identity
+from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.storage.retrying import Retrying
 from everstep_contract import env
 
@@ -17,6 +18,8 @@ class Context:
     me: Identity
     store: Retrying
     """The run's folder in the object store."""
+    run_log: RunLog
+    """As read by this process. A later term as coordinator reads only what is new."""
     memory: MemoryTier
     line: logline.Log
     disk: FolderTier | None = None

@@ -11,6 +11,8 @@ from everstep_agent.coordinator.coordinator import Coordinator
 from everstep_agent.coordinator.term import Term
 from everstep_agent.own_agent import OwnAgent
 from everstep_agent.pace import Pace
+from everstep_agent.peers.following import list_heirs
+from everstep_agent.storage.errors import StoreError
 
 REPORT_SECONDS = 0.1
 """Seconds between two reports of the coordinator's own pod without news."""
@@ -21,6 +23,8 @@ RIVAL_SECONDS = 5.0
 """How often an acting coordinator looks for another one. This is less than the time after which a
 silent member is given up.
 """
+HEIR_SECONDS = 30.0
+"""How often the agents that would coordinate next read on in the run log."""
 LINGER_SECONDS = 5.0
 """How long the coordinator stays after the job's end, so that the operator and the agents can read
 about it.
@@ -39,11 +43,33 @@ class Role:
         self._state = state
         self._own = own
         self._line = context.line
+        self._reading: asyncio.Task[object] | None = None
+        """Reads on in the run log (`read_ahead`)."""
+
+    async def read_ahead(self) -> None:
+        """Keep the run log read while this agent is one of those that would coordinate next. A log of
+        weeks takes the store many seconds, in which no loss could be handled.
+        """
+        while True:
+            await asyncio.sleep(HEIR_SECONDS)
+            heirs = list_heirs(self._state.published)
+            if self._state.coordinator is not None or self._context.me.address not in heirs:
+                continue
+            self._reading = asyncio.create_task(self._context.run_log.refresh())
+            try:
+                await asyncio.wait([self._reading])
+            finally:
+                self._reading.cancel()
+            error = None if self._reading.cancelled() else self._reading.exception()
+            if error is not None and not isinstance(error, StoreError):
+                raise error
 
     async def act(self, has_rival: Callable[[], Awaitable[bool]]) -> None:
         """Coordinate until another coordinator takes precedence, or this slot has left. Once the
         job has ended, keep the last levels published until this agent ends.
         """
+        if self._reading is not None:
+            self._reading.cancel()  # its request may hang, and the term's would wait for it
         context = replace(self._context, line=self._line.bind(role="coordinator"))
         coordinator = Coordinator(
             context,

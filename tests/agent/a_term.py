@@ -10,6 +10,7 @@ from everstep_agent.context import Context
 from everstep_agent.coordinator.term import Term
 from everstep_agent.identity import Identity
 from everstep_agent.peers.group_store import GroupStore
+from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.storage import open_store
 from everstep_contract import env, levels
 
@@ -20,10 +21,12 @@ SETTINGS = env.AgentEnv(
 
 
 def a_term(wanted: levels.Wanted, **settings: object) -> Term:
+    store = open_store("memory://", "", {})
     context = Context(
         settings=replace(SETTINGS, **settings),  # type: ignore[arg-type]
         me=Identity(slot=0, attempt=0, incarnation=1, address="host-0:7070"),
-        store=open_store("memory://", "", {}),
+        store=store,
+        run_log=RunLog(store),
         memory=MemoryTier(Path("no-folder")),
         line=logline.Log(io.StringIO()),
     )

@@ -213,7 +213,7 @@ async def test_an_object_that_must_not_be_deleted_keeps_no_other(tmp_path: Path)
 
 
 class UnlistedStore(UnreliableStore):
-    async def list(self, prefix: str = "") -> list[str]:
+    async def list(self, prefix: str = "", *, after: str = "") -> list[str]:
         raise Unsupported(f"cannot list {prefix}: this store does not offer it")
 
 

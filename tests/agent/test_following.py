@@ -1,3 +1,7 @@
+from dataclasses import replace
+
+from agent.given import a_member, an_epoch
+from everstep_agent.peers.epoch_level import Stage
 from everstep_agent.peers.following import (
     DOUBT_SECONDS,
     TURN_SECONDS,
@@ -5,8 +9,10 @@ from everstep_agent.peers.following import (
     choose_coordinator,
     choose_witness,
     find_unreached,
+    list_heirs,
 )
-from everstep_agent.peers.messages import Who
+from everstep_agent.peers.messages import Levels, Who
+from everstep_contract import levels
 
 
 def who(slot, **changes):
@@ -85,6 +91,16 @@ def unreached(*others):
         [Answer(slot=w.slot, attempt=0, address=f"host-{w.slot}", who=w) for w in others]
         + [Answer(slot=9, attempt=0, address="host-9", who=None)],
     )
+
+
+def test_the_two_lowest_slots_without_the_coordinators_come_next():
+    me, epoch = levels.SlotAttempt(slot=0, attempt=0), an_epoch(4)
+    published = Levels(coordinator=me, address=a_member(0).address, epoch=epoch)
+    assert list_heirs(published) == [a_member(1).address, a_member(2).address]
+    elsewhere = replace(published, address=a_member(2).address)
+    assert list_heirs(elsewhere) == [a_member(0).address, a_member(1).address]
+    over = replace(published, epoch=replace(epoch, stage=Stage.OVER))
+    assert list_heirs(over) == list_heirs(replace(published, epoch=None)) == list_heirs(None) == []
 
 
 def test_a_coordinator_that_others_follow_and_that_does_not_answer_is_named():

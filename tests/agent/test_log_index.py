@@ -4,6 +4,8 @@ import secrets
 import time
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
+from unittest import mock
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -134,6 +136,41 @@ def read_resumable(entries: list[Entry]) -> list[Commit]:
         and rules.on_chain(e.epoch, e.step, chain)
         and e.manifest not in retired
     ]
+
+
+def shorten(entries: list[Entry], *, links: int) -> list[Entry]:
+    """The same log, with each claim's chain as its writer shortens it."""
+    known = LogIndex()
+    with mock.patch.object(rules, "RECENT_LINKS", links):
+        for entry in entries:
+            if isinstance(entry, Claim) and entry.chain:
+                last = entry.chain[-1]
+                chain = rules.chain_of(known.claims, commit(last.epoch, last.last_step))
+                entry = replace(entry, chain=rules.shorten_chain(chain, known.first_steps()))
+            known.add(entry)
+    return list(known.entries)
+
+
+@given(logs())
+def test_a_shortened_chain_names_the_same_checkpoints(entries: list[Entry]) -> None:
+    whole, short = LogIndex(entries), LogIndex(shorten(entries, links=1))
+    assert list(short.resumable()) == list(whole.resumable())
+    assert all(
+        len(c.chain) <= len(d.chain) for c, d in zip(short.claims, whole.claims, strict=True)
+    )
+
+
+def test_a_claim_costs_the_same_after_a_thousand_losses() -> None:
+    known = LogIndex([claim(1), commit(1, 5, pins=["kept"])])
+    retire = Retire(epoch=1, token="token001-rest", manifests=(commit(1, 5).manifest,))
+    known.add(retire)
+    for epoch in range(1, 1000):
+        chain = rules.continued_chain(known.claims, epoch, 10 * epoch)
+        short = rules.shorten_chain(chain, known.first_steps())
+        known.add(replace(claim(epoch + 1), chain=short))
+    assert len(known.newest_claim.chain) == 1 + rules.RECENT_LINKS
+    assert known.is_on_lineage(1, 5), "a later claim must know where a name's checkpoint lies"
+    assert known.is_on_lineage(1000 - rules.RECENT_LINKS, 10)
 
 
 @given(logs())

@@ -62,7 +62,7 @@ def test_the_dead_and_the_gone_may_be_left_out(proof: Proof) -> None:
 
 
 def test_proof_of_another_life_proves_nothing() -> None:
-    assert reason([member(0)], Proof(dead=frozenset({member(1, life=1), member(2)}))) == "Unproven"
+    assert reason([member(1)], Proof(dead=frozenset({member(0, life=1), member(2)}))) == "Unproven"
     old = [claim(1, (member(0), member(1, incarnation=2)))]
     assert reason([member(2)], Proof(dead_agents=frozenset({(1, 0, 1)})), old) == "Unproven"
 
@@ -105,6 +105,32 @@ def test_a_pod_that_may_be_left_out_is_only_while_that_claim_is_the_newest() -> 
     assert rules.may_claim(later, rest, proof, job_uid="uid").reason == "Unproven"
     of_another = rules.Proof(yields=frozenset({(0, 1, 1)}))
     assert rules.may_claim([claim(1, both)], rest, of_another, job_uid="uid").reason == "Unproven"
+
+
+def test_more_than_half_of_those_that_may_live_may_leave_the_rest_behind() -> None:
+    four, dead = [claim(1, (0, 1, 2, 3))], Proof(dead=frozenset({member(1)}))
+    assert reason([member(2), member(3)], dead, four) == "Majority"
+    assert reason([member(3)], dead, four) == "Unproven"
+    declared = Proof(gone=frozenset({(1, 0)}))
+    assert reason([member(2), member(3)], declared, four) == "Unproven", "slot 1 may be alive"
+    newer = [member(2), member(3), member(1, attempt=1)]
+    assert reason(newer, NONE, four) == "Unproven", "so may the former attempt of slot 1"
+    again = [member(2), member(3), member(1, incarnation=1)]
+    assert reason(again, NONE, four) == "Majority"
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6, unique=True), st.data())
+def test_two_groups_that_know_of_different_deaths_never_both_claim_by_majority(
+    slots: list[int], data: st.DataObject
+) -> None:
+    newest, ids = claim(1, [member(s) for s in slots]), [member(s) for s in slots]
+    dead = data.draw(st.sets(st.sampled_from(ids)))
+    living = [m for m in ids if m not in dead]
+    one = data.draw(st.sets(st.sampled_from(living))) if living else set()
+    known = [data.draw(st.sets(st.sampled_from(sorted(dead)))) if dead else set() for _ in "12"]
+    sides = (one, {*living} - one)
+    both = [rules.holds_majority(newest, s, k) for s, k in zip(sides, known, strict=True)]
+    assert sum(both) <= 1
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6, unique=True), st.data())

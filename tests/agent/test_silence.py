@@ -67,14 +67,18 @@ def outvoted(
     silent: list[int],
     lost: tuple[int, ...] = (),
     dead: tuple[int, ...] = (),
+    proven: tuple[int, ...] = (),
 ) -> list[int]:
-    """`lost`: slots of pods that are lost; `dead`: slots of living pods whose ranks are dead."""
+    """`lost`: slots of pods that are lost, `proven`: those whose ends are proven; `dead`: slots of
+    living pods whose ranks are dead.
+    """
     ids = {m.slot: m.id for m in epoch.members}
     ended = (a_worker(state=State.DEAD),)
     reports = [a_report(s, epoch=epoch.number, workers=ended) for s in dead]
     found = silence_rules.list_outvoted(
-        epoch, newest, [ids[s] for s in silent], [ids[s] for s in lost], reports
-    )
+        epoch, newest, [ids[s] for s in silent], [ids[s] for s in lost], reports,
+        [i for m in epoch.members if m.slot in proven for i in m.ids()],
+    )  # fmt: skip
     return sorted(slot for slot, _, _ in found)
 
 
@@ -85,15 +89,16 @@ def test_a_majority_of_the_newest_claim_goes_on_without_the_rest():
     assert outvoted(epoch, newest, [2, 3]) == [2, 3], "the half with the lowest slot wins"
     assert outvoted(epoch, newest, [0, 1]) == []
     assert outvoted(epoch, newest, [3], lost=(1,)) == [3]
-    assert outvoted(epoch, newest, [3], lost=(0,)) == [], "a dead member has no vote"
+    assert outvoted(epoch, newest, [3], lost=(0,)) == [], "a lost member may be alive"
+    assert outvoted(epoch, newest, [3], lost=(0,), proven=(0,)) == [3]
 
 
-def test_a_dead_rank_of_a_pod_that_speaks_has_no_vote():
-    """Regression: it was counted, so the claim of the survivors was refused and all ranks restarted at once."""
+def test_a_rank_that_is_dead_in_a_pod_that_speaks_is_on_neither_side():
     epoch = an_epoch(4)
     newest = claim_of(epoch)
-    assert outvoted(epoch, newest, [0], dead=(2,)) == []
-    assert outvoted(epoch, newest, [3], dead=(2,)) == [3], "the half with the lowest slot wins"
+    assert outvoted(epoch, newest, [0], dead=(2,)) == [0], "two of the three that may live"
+    assert outvoted(epoch, newest, [0], dead=(2, 3)) == [], "one of two, and the other is lower"
+    assert outvoted(epoch, newest, [3], dead=(1, 2)) == [3], "the half with the lowest slot wins"
 
 
 def test_nobody_is_outvoted_after_another_claim():

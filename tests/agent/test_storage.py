@@ -62,6 +62,8 @@ async def test_list_gives_the_keys_below_a_folder_sorted(store: ObjectStore) -> 
     assert await store.list("log") == ["log/1", "log/2"]
     assert await store.list() == ["a/b/c", "log/1", "log/2", "logs/3"]
     assert await store.list("nothing/here") == []
+    assert await store.list("log", after="log/1") == ["log/2"]
+    assert await store.list("log", after="log/2") == []
 
 
 async def test_delete_is_done_when_there_is_nothing(store: ObjectStore) -> None:

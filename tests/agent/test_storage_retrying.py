@@ -132,9 +132,9 @@ class SlowStore(UnreliableStore):
         await asyncio.sleep(1.2)
         return await super().get(key)
 
-    async def list(self, prefix: str = "") -> list[str]:
+    async def list(self, prefix: str = "", *, after: str = "") -> list[str]:
         await asyncio.sleep(1.2)
-        return await super().list(prefix)
+        return await super().list(prefix, after=after)
 
 
 async def test_a_try_that_moves_a_chunk_or_lists_many_keys_may_last_longer_than_the_deadline() -> (

@@ -12,6 +12,8 @@ import pytest
 
 from agent.gang import Gang, assert_exact
 from everstep_agent.peers import follower
+from everstep_agent.peers.following import HEIRS
+from everstep_agent.runlog.run_log import RunLog
 from everstep_contract import levels
 
 
@@ -91,6 +93,37 @@ async def test_the_coordinator_is_lost_and_all_others_are_told_to_leave(tmp_path
         await gang.reports()
         assert {i.id for i in gang.seen.incidents} == {"inc-4"}
         assert sum(i.steps_lost for i in gang.seen.incidents) == 0
+        await assert_exact(gang, 20)
+
+
+async def test_who_would_coordinate_next_has_read_the_log_before_the_coordinator_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log of weeks takes the store many seconds, in which no loss could be handled."""
+    monkeypatch.setattr("everstep_agent.role.HEIR_SECONDS", 0.05)
+    async with Gang(tmp_path, 4, save_every_steps=2) as gang:
+        await gang.until(lambda s: s.committed is not None and s.committed.step >= 4)
+        assert gang.seen.coordinator is not None
+        lost = gang.seen.coordinator.slot
+        logs = {s: a._role._context.run_log for s, a in gang.agents.items() if s != lost}
+        await gang.until(lambda s: sum(len(log.entries) > 2 for log in logs.values()) == HEIRS)
+        heirs = {s for s, log in logs.items() if log.entries}
+        assert heirs == set(sorted(logs)[:HEIRS])
+        known = {id(logs[s]): len(logs[s].entries) for s in heirs}
+        again, on = list[int](), list[int]()
+        get = RunLog._get
+
+        async def note(log: RunLog, place: int) -> Any:
+            if id(log) in known:  # else of a newcomer, or of an agent that has become an heir
+                (on if place >= known[id(log)] - 1 else again).append(place)
+            return await get(log, place)
+
+        monkeypatch.setattr(RunLog, "_get", note)
+        await gang.kill(lost)
+        await gang.start(lost, 1)
+        await gang.reports()
+        assert again == [], "the successor has read the whole log again"
+        assert on != []
         await assert_exact(gang, 20)
 
 

@@ -161,10 +161,14 @@ def claim_of(epoch: EpochLevel):
 def test_the_units_that_stay_whole_must_be_able_to_claim_without_the_silent_one():
     two, three = pairs(0, 1, 2, 3), pairs(0, 1, 2, 3, 4, 5)
     last, first = two.members[3].id, two.members[0].id
-    assert silence_rules.list_outvoted(two, claim_of(two), {last}, ()) == {last}, (
-        "the lowest slot wins"
+    assert silence_rules.list_outvoted(two, claim_of(two), {last}, ()) == {last}
+    assert silence_rules.list_outvoted(two, claim_of(two), {first}, ()) == {first}, (
+        "its mate answers and is ended, so two of the three that may live go on"
     )
-    assert silence_rules.list_outvoted(two, claim_of(two), {first}, ()) == frozenset()
+    unit = {m.id for m in two.members[:2]}
+    assert silence_rules.list_outvoted(two, claim_of(two), unit, ()) == frozenset(), (
+        "of two halves that may live, the one with the lowest slot goes on"
+    )
     assert silence_rules.list_outvoted(three, claim_of(three), {first}, ()) == {first}
     both = {three.members[0].id, three.members[2].id}
     assert silence_rules.list_outvoted(three, claim_of(three), both, ()) == frozenset()

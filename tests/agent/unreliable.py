@@ -59,9 +59,11 @@ class UnreliableStore:
         sink.update(body)
         return len(body), sink
 
-    async def list(self, prefix: str = "") -> list[str]:
+    async def list(self, prefix: str = "", *, after: str = "") -> list[str]:
         self._reach("list", prefix)
-        return await self.inner.list(prefix) if self.stale is None else list(self.stale)
+        return (
+            await self.inner.list(prefix, after=after) if self.stale is None else list(self.stale)
+        )
 
     async def delete(self, key: str) -> None:
         self._reach("delete", key)

@@ -23,7 +23,7 @@ from everstep_contract.log import Retire
 
 
 class WithoutList(UnreliableStore):
-    async def list(self, prefix: str = "") -> list[str]:
+    async def list(self, prefix: str = "", *, after: str = "") -> list[str]:
         raise Denied(f"cannot list {prefix}")
 
 

@@ -26,6 +26,7 @@ from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Stage
 from everstep_agent.peers.follower import QUIET_HEARTBEAT_SECONDS
 from everstep_agent.peers.group_store import GroupStore
 from everstep_agent.runlog.rules import chain_of
+from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.storage import open_store
 from everstep_contract import env, levels
 from everstep_contract.log import Claim, Commit, Entry, MemberId, Retire
@@ -141,7 +142,8 @@ def _build_term(workers: int) -> Term:
     store = open_store("memory://", "", {})
     line = logline.Log(io.StringIO())
     memory = MemoryTier(Path("no-folder"))
-    context = Context(settings=settings, me=me, store=store, memory=memory, line=line)
+    log = RunLog(store)
+    context = Context(settings=settings, me=me, store=store, run_log=log, memory=memory, line=line)
     peers = tuple(levels.Peer(slot=s, attempt=0, address=f"host-{s}") for s in range(workers))
     return Term(context, None, levels.Wanted(want_workers=workers, peers=peers), GroupStore())
 

@@ -249,7 +249,7 @@ def judge_claim(
         coordinator=term.me.address,
         job_uid=term.settings.job_uid,
         job=term.settings.job,
-        chain=chain,
+        chain=runlog_rules.shorten_chain(chain, term.run_log.index.first_steps()),
         left_out=runlog_rules.build_left_out(newest, ids, proof),
         cause=cause,
         failed=strike.step if strike.cause == cause else 0,

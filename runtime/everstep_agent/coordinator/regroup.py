@@ -113,11 +113,12 @@ def _list_proven(term: Term) -> frozenset[Id]:
 
 def list_outvoted(term: Term) -> frozenset[Id]:
     """Silent members without which the others may claim the next epoch."""
-    silent = term.silence.unanswered
-    if not silent:
+    silent, newest, reports = term.silence.unanswered, _newest_claim(term), term.reports.all()
+    if not silent or newest is None:
         return frozenset()
+    proven = runlog_rules.list_dead(newest, rounds.build_proof(newest, reports, term.wanted))
     return silence_rules.list_outvoted(
-        term.running, _newest_claim(term), silent, _list_proven(term), term.reports.all()
+        term.running, newest, silent, _list_proven(term), reports, proven
     )
 
 

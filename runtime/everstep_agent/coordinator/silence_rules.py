@@ -16,7 +16,7 @@ from everstep_agent.peers.agent_report import AgentReport, State, WorkerReport
 from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Id, Stage
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_contract import levels
-from everstep_contract.log import Claim
+from everstep_contract.log import Claim, MemberId
 
 QUIET_SECONDS = 0.6
 """A member that has not reported for this long is asked, if the others have waited for long: in
@@ -112,26 +112,31 @@ def list_outvoted(
     silent: Collection[Id],
     lost: Collection[Id],
     reports: Iterable[AgentReport] = (),
+    proven: Collection[MemberId] = (),
 ) -> frozenset[Id]:
     """The silent members, if the survivors may claim the next epoch without them; otherwise none.
-    Survivors are the ranks whose units have lost no rank.
+    Survivors are the ranks whose units have lost no rank. The other ranks of pods that answer are
+    dead, or will be ended by their agents before the claim.
 
     Args:
         newest: the newest claim that is in the log, or that is about to be appended.
         silent: members that do not answer.
         lost: members whose pods are lost, by proof or by the operator's decision.
         reports: the newest of each agent, which show the ranks that are dead in other pods.
+        proven: members whose ends are proven.
     """
     if newest is None or newest.epoch != epoch.number or not silent:
         return frozenset()
-    units = list_lost_units(epoch, reports, {*silent, *lost})
-    rest = [
-        i
-        for m in epoch.members
-        for rank, i in zip(m.ranks.values(), m.ids(), strict=True)
-        if epoch.mesh.unit_of(rank) not in units
-    ]
-    return frozenset(silent) if runlog_rules.holds_majority(newest, rest) else frozenset()
+    away = {*silent, *lost}
+    units = list_lost_units(epoch, reports, away)
+    rest, dead = list[MemberId](), list[MemberId]()
+    for m in epoch.members:
+        for rank, i in zip(m.ranks.values(), m.ids(), strict=True):
+            if epoch.mesh.unit_of(rank) not in units:
+                rest.append(i)
+            elif m.id not in away or i in proven:
+                dead.append(i)
+    return frozenset(silent) if runlog_rules.holds_majority(newest, rest, dead) else frozenset()
 
 
 def _forms_anew(epoch: EpochLevel) -> bool:

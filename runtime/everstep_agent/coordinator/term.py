@@ -46,7 +46,6 @@ from everstep_agent.peers.epoch_level import EpochLevel
 from everstep_agent.peers.group_store import GroupStore
 from everstep_agent.peers.messages import CoordinatorFault, End, Levels
 from everstep_agent.runlog import rules as runlog_rules
-from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.waiting import happens
 from everstep_contract import levels, log, report
 
@@ -82,7 +81,7 @@ class Term:
         self.settings = apply_wanted(context.settings, wanted)
         """As currently in effect."""
         self.me, self.line = context.me, context.line
-        self.run_log = RunLog(context.store)
+        self.run_log = context.run_log
         self.reports = Reports()
         self.group = group
         self.background = Background(self.line)

@@ -9,10 +9,14 @@ that normally only one takes the role.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from everstep_agent.peers.messages import Who
+from everstep_agent.peers.messages import Levels, Who
 
 TURN_SECONDS = 0.7
 """How long an agent waits for each agent that precedes it before it takes the role."""
+HEIRS = 2
+"""So many agents keep the run log read, because they may have to take the role at once: the coordinator
+may be lost together with the first of them.
+"""
 DOUBT_SECONDS = 5.0
 """How long an agent waits if a peer still follows a coordinator that the agent cannot reach."""
 
@@ -77,6 +81,15 @@ def choose_witness(answers: Mapping[str, Answer], *, known: int) -> str | None:
     """Address of a peer that was in a newer epoch than `known`; None if there is none."""
     newer = [(x.who.epoch, a) for a, x in answers.items() if x.who and x.who.epoch > known]
     return max(newer)[1] if newer else None
+
+
+def list_heirs(published: Levels | None) -> list[str]:
+    """Addresses of the members that would take the role next if the coordinator were lost."""
+    epoch = published.epoch if published is not None else None
+    if published is None or epoch is None or not epoch.live:
+        return []
+    members = sorted(epoch.members, key=lambda m: m.slot)
+    return [m.address for m in members if m.address != published.address][:HEIRS]
 
 
 def find_unreached(address: str, answers: Iterable[Answer]) -> str:

@@ -186,6 +186,15 @@ class LogIndex:
         """Commits of any lineage that are not retired, oldest first."""
         return list(self._standing.values())
 
+    def first_steps(self) -> Mapping[int, int]:
+        """Epoch → its first step whose checkpoint stands or ever had a name. A later claim must show
+        whether the run continues from it.
+        """
+        found: dict[int, int] = {}
+        for commit in (*self._standing.values(), *self._pins.values()):
+            found[commit.epoch] = min(commit.step, found.get(commit.epoch, commit.step))
+        return found
+
     # --- pins ------------------------------------------------------------------------------------
 
     @property

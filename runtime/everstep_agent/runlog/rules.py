@@ -17,6 +17,10 @@ Name = TypeVar("Name")
 
 GONE = "declared gone"
 """Reason in a claim's `left_out` for the operator's decision, which is final."""
+RECENT_LINKS = 100
+"""A claim's chain keeps this many links, and the older ones on which a checkpoint lies. A save that
+was begun more epochs ago and is still not committed is given up; a later save replaces it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +74,11 @@ def may_claim(
     unproven = [m for m in newest.members if m not in held and not _why_out(m, grounds)]
     if not unproven:
         return Verdict(ok=True, reason="AllProven", message="all members left out are dead or gone")
-    if holds_majority(newest, members):
-        return Verdict(
-            ok=True, reason="Majority", message=f"more than half of epoch {newest.epoch}"
+    if holds_majority(newest, members, list_dead(newest, proof, members)):
+        text = (
+            f"more than half of the members of epoch {newest.epoch} that are not known to be dead"
         )
+        return Verdict(ok=True, reason="Majority", message=text)
     names = ", ".join(f"slot {m.slot} attempt {m.attempt} rank {m.rank}" for m in unproven[:4])
     text = f"not known to be dead or gone: {names}, of epoch {newest.epoch}"
     return Verdict(ok=False, reason="Unproven", message=text)
@@ -150,15 +155,44 @@ def _why_out(member: MemberId, grounds: _Grounds) -> str:
     return ""
 
 
-def holds_majority(newest: Claim, members: Collection[MemberId]) -> bool:
-    """Whether `members` are more than half of the claim's members; of exactly half, the half with
-    the lowest slot.
+def list_dead(
+    newest: Claim, proof: Proof, members: Collection[MemberId] = ()
+) -> frozenset[MemberId]:
+    """The claim's members whose ends are proven, also by the new `members`."""
+    held, grounds = frozenset(members), _build_grounds(members, proof, newest.epoch)
+    return frozenset(m for m in newest.members if m not in held and _is_dead(m, grounds))
+
+
+def _is_dead(member: MemberId, grounds: _Grounds) -> bool:
+    """The operator's decisions prove nothing, nor does a newer attempt of its slot, which is one of
+    them.
     """
-    kept = frozenset(members)
-    held = [m for m in newest.members if m in kept]
-    if 2 * len(held) != len(newest.members):
-        return 2 * len(held) > len(newest.members)
-    return bool(held) and min(newest.members) in held
+    pod = member.slot, member.attempt
+    place = (*pod, member.incarnation, member.rank)
+    return (
+        member in grounds.dead
+        or grounds.ended.get(pod, -1) >= member.incarnation
+        or grounds.incarnations.get(pod, member.incarnation) > member.incarnation
+        or grounds.lives.get(place, member.life) > member.life
+    )
+
+
+def holds_majority(
+    newest: Claim, members: Collection[MemberId], dead: Collection[MemberId] = frozenset()
+) -> bool:
+    """Whether `members` are more than half of the claim's members that are not dead; of exactly half,
+    the half with the lowest slot. Two groups that share no member never both are, even if each knows
+    of other deaths: a death that one of them does not know of only makes it need more members.
+
+    Args:
+        dead: members whose ends are proven.
+    """
+    kept, gone = frozenset(members), frozenset(dead)
+    living = [m for m in newest.members if m in kept or m not in gone]
+    held = [m for m in living if m in kept]
+    if 2 * len(held) != len(living):
+        return 2 * len(held) > len(living)
+    return bool(held) and min(living) in held
 
 
 def build_left_out(
@@ -260,6 +294,20 @@ def continued_chain(claims: Iterable[Claim], epoch: int, last_step: int) -> tupl
     """The chain of a claim whose members continue with the live state of `epoch` as of `last_step`."""
     before = next((c.chain for c in reversed(list(claims)) if c.epoch == epoch), ())
     return (*before, ChainLink(epoch=epoch, last_step=last_step))
+
+
+def shorten_chain(
+    chain: tuple[ChainLink, ...], first_steps: Mapping[int, int]
+) -> tuple[ChainLink, ...]:
+    """Drop the links that no checkpoint needs, so that the log does not grow with the square of the
+    epochs. A save that is still being uploaded needs one of the newest links.
+
+    Args:
+        first_steps: as `LogIndex.first_steps`.
+    """
+    older, newest = chain[:-RECENT_LINKS], chain[-RECENT_LINKS:]
+    needed = (x for x in older if first_steps.get(x.epoch, _ALL) <= x.last_step)
+    return (*needed, *newest)
 
 
 def on_chain(epoch: int, step: int, chain: Iterable[ChainLink]) -> bool:

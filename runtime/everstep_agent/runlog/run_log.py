@@ -137,7 +137,8 @@ class RunLog:
         """
         async with self._lock:
             with contextlib.suppress(Denied):  # the permission to list is not required
-                listed = await self._store.list("log")
+                last = log.key(len(self.index) - 1) if self.index.entries else ""
+                listed = await self._store.list("log", after=last)
                 await self._read_on()
                 beyond = [n for n in map(_place, listed) if n >= len(self.index)]
                 if beyond:

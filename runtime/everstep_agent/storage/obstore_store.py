@@ -162,10 +162,12 @@ class ObstoreStore:
         if size > LIMIT_BYTES:
             raise TooLarge(f"{self._uri}/{key} has {size} bytes: it is not an object of Everstep")
 
-    async def list(self, prefix: str = "") -> list[str]:
+    async def list(self, prefix: str = "", *, after: str = "") -> list[str]:
         found: list[str] = []
         try:
-            pages = obstore.list(self._backend, prefix or None, chunk_size=1000)
+            pages = obstore.list(
+                self._backend, prefix or None, offset=after or None, chunk_size=1000
+            )
             async for page in _limited(pages):
                 found += [m["path"] for m in page if not folders.is_staging(m["path"])]
         except Exception as error:

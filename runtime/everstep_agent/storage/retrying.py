@@ -119,8 +119,10 @@ class Retrying:
             self._patience.longest_read_s,
         )
 
-    async def list(self, prefix: str = "") -> list[str]:
-        return await self._again(lambda: self._inner.list(prefix), self._patience.longest_list_s)
+    async def list(self, prefix: str = "", *, after: str = "") -> list[str]:
+        return await self._again(
+            lambda: self._inner.list(prefix, after=after), self._patience.longest_list_s
+        )
 
     async def delete(self, key: str) -> None:
         await self._again(lambda: self._inner.delete(key))

@@ -55,8 +55,10 @@ class ObjectStore(Protocol):
         Returns the object's size in bytes, and the sink that has all of it. Raises `NotFound`.
         """
 
-    async def list(self, prefix: str = "") -> list[str]:
-        """The keys below the folder `prefix`, sorted; the list may be stale and proves nothing."""
+    async def list(self, prefix: str = "", *, after: str = "") -> list[str]:
+        """The keys below the folder `prefix` that sort after the key `after`, sorted; the list may be
+        stale and proves nothing.
+        """
 
     async def delete(self, key: str) -> None:
         """Afterwards the key does not exist; no error if it did not exist before."""

@@ -74,7 +74,8 @@ def _nothing_passed_over(before: World, after: World) -> str:
             continue
         place = pod.snap.place
         reached = place not in before.words and before.linked(claimer, place)
-        majority = runlog_rules.holds_majority(former[-1], claim.members)
+        dead = {m for m in former[-1].members if not _lives(before, m)}
+        majority = runlog_rules.holds_majority(former[-1], claim.members, dead)
         outvoted = majority and pod.snap.step <= resumed + 1
         yielded = (*place, former[-1].epoch) in after.yields
         kept = any(m == _member(pod, m.rank) for m in claim.members)
@@ -85,6 +86,12 @@ def _nothing_passed_over(before: World, after: World) -> str:
         if held and reached and place not in before.given_up and pod.snap.step > resumed:
             return f"{place} holds step {pod.snap.step}, epoch {claim.epoch} resumes at {resumed}"
     return ""
+
+
+def _lives(world: World, member: MemberId) -> bool:
+    return any(
+        _member(pod, member.rank) == member and pod.snap.work in LIVING for pod in world.pods
+    )
 
 
 def _list_claimed(world: World) -> set[int]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from everstep_agent.coordinator import (
     members,
     regroup_rules,
+    rounds,
     silence_rules,
     step_first_rules,
 )
@@ -141,7 +142,10 @@ def list_gone(world: World, one: Coordinator, rules: Rules) -> frozenset[Place]:
     newest = pending[-1] if pending else known.newest_claim
     told = [build_report(s) for s in one.view]
     lost = members.list_lost(level, told, words)
-    outvoted = silence_rules.list_outvoted(level, newest, [m.id for m in silent], lost, told)
+    proof = rounds.build_proof(newest, told, wanted_by(world, one, rules))
+    proven = runlog_rules.list_dead(newest, proof) if newest is not None else ()
+    ids = [m.id for m in silent]
+    outvoted = silence_rules.list_outvoted(level, newest, ids, lost, told, proven)
     yielded = silence_rules.list_yielded(level, list_yields(world, one, rules), newest)
     return words | {(slot, attempt) for slot, attempt, _ in outvoted | yielded}
 
