@@ -14,7 +14,7 @@ from everstep_recovery import workload
 from everstep_recovery.faults import SETTLED_STEPS
 from everstep_recovery.systems import System, build_environ
 
-START_SECONDS = 120.0
+START_SECONDS = 600.0
 LOOK_SECONDS = 0.05
 END_SECONDS = 10.0
 
