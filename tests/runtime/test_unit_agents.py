@@ -259,6 +259,25 @@ async def test_a_rank_that_stops_is_cut_out_with_its_unit_and_named(
         await assert_exact(gang, await gang.suspend())
 
 
+async def test_a_whole_unit_steps_on_when_a_node_of_the_other_unit_falls_silent(
+    tmp_path: Path, network: Network, endless: None
+) -> None:
+    """It holds two of four ranks, and not the lowest slot. But the silent node's mate is ended, and has no side."""
+    async with PoweredGang(tmp_path, network, 4, mesh=SHARD) as gang:
+        await gang.until(lambda s: s.step >= LEARNT, 60.0)
+        survivors = [gang.worker(2), gang.worker(3)]
+        await gang.lose_power(0)
+        gang.forget(0)
+        await gang.until(lambda s: s.epoch > 1 and s.running, 60.0)
+        await gang.until(lambda s: any(not i.open for i in s.incidents))
+        assert [gang.worker(2), gang.worker(3)] == survivors
+        (incident,) = gang.seen.incidents
+        assert (incident.cause, incident.rung, incident.steps_lost) == ("AgentLost", "regroup", 0)
+        why = {x.slot: x.why for x in (await gang.run_log()).claims[1].left_out}
+        assert why == {0: "left behind by the majority", 1: "its agent reported its end"}
+        await assert_exact(gang, await gang.suspend())
+
+
 @pytest.mark.long
 async def test_when_a_node_of_the_only_unit_loses_its_power_the_other_rank_does_not_wait_for_it(
     tmp_path: Path, network: Network, endless: None
