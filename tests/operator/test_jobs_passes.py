@@ -13,16 +13,18 @@ from everstep_operator.jobs.agents import Agents
 from everstep_operator.jobs.clocks import Clocks, measure
 from everstep_operator.jobs.observed import Observed
 from everstep_operator.kube import Kube
-from everstep_operator.world import World
+from everstep_operator.pacing import Bucket, Lane
+from everstep_operator.scheduler import Scheduler
+from everstep_operator.world import Key, World
 from job_builders import a_spec, an_observation
 from toy_jobs import ToyCluster, ToyJob
 
 KEY = ("team", "lm")
 
 
-def an_operator(cluster: ToyCluster) -> passes.Passes:
+def an_operator(cluster: ToyCluster, replicas: int = 3) -> passes.Passes:
     metadata = {"name": "lm", "namespace": "team", "generation": 1}
-    cluster.put(kube.JOBS, {"metadata": metadata, "spec": a_spec()})
+    cluster.put(kube.JOBS, {"metadata": metadata, "spec": a_spec(replicas=replicas)})
     made = passes.Passes(
         port=cast(Kube, cluster), world=World(), agents=cast(Agents, ToyJob(cluster=cluster)),
         key=b"k" * 32, clock=lambda: cluster.now, steady=lambda: cluster.now, figures_seconds=10.0,
@@ -126,6 +128,44 @@ async def test_a_clock_that_is_set_an_hour_ahead_ends_no_wait() -> None:
     status = cluster.job()["status"]
     assert [s["attempt"] for s in status["slots"]] == before
     assert status["restarts"]["byCause"] == {}
+
+
+class Paced(ToyCluster):
+    """Each write waits for its token, as in `kube.Kube`."""
+
+    bucket: Bucket
+
+    async def create(self, *args: Any, **given: Any) -> Any:
+        await self.bucket.take(given.get("lane", Lane.RECOVERY))
+        return await super().create(*args, **given)
+
+
+async def test_the_start_of_a_large_job_holds_up_no_other_job() -> None:
+    cluster, others, made = Paced(), ("team", "other"), list[int]()
+    cluster.bucket = Bucket(qps=500.0, burst=4)
+    operator = an_operator(cluster, replicas=60)
+    operator.verdicts = {}
+    done = asyncio.Event()
+
+    async def run_pass(key: Key) -> None:
+        if key == KEY:
+            await operator.run(KEY)
+            return
+        await cluster.bucket.take(Lane.STATUS)
+        made.append(len(cluster.made))
+        done.set()
+
+    found = Scheduler(run_pass, at_once=1)
+    task = asyncio.create_task(found.run())
+    found.wake(KEY)
+    async with asyncio.timeout(10):
+        while not cluster.made:
+            await asyncio.sleep(0)
+        found.wake(others)
+        await done.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert made[0] < 60, "the other job's status waited until all pods existed"
 
 
 async def test_events_about_what_was_observed_delay_no_recovery(

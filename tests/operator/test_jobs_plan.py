@@ -260,6 +260,23 @@ def test_after_the_count_the_old_pod_goes_and_the_new_one_avoids_the_node() -> N
     assert planned.wanted.gone == (levels.SlotAttempt(slot=1, attempt=1),)
 
 
+def test_only_what_a_fault_took_may_use_the_writes_reserved_for_recoveries() -> None:
+    first = plan(an_observation(job=a_job(), pods=(), seen=None), NOW)
+    assert [a.urgent for a in creations(first)] == [False] * 3
+    observed = with_verdict(an_observation(), 1, NodeState.GONE)
+    counted = plan(observed, NOW)
+    lost = replace(observed, job=replace(observed.job, status=counted.status))
+    actions = [a for a in plan(lost, NOW).actions if isinstance(a, CreatePod | DeletePod)]
+    assert [(type(a), a.slot, a.urgent) for a in actions] == [
+        (DeletePod, 1, True),
+        (CreatePod, 1, True),
+    ]
+    stopped = suspended(seen=a_seen(running=False, stopped=levels.Stopped(epoch=1, step=42)))
+    stopped = replace(stopped, job=replace(stopped.job, status=plan(stopped, NOW).status))
+    ended = [a for a in plan(stopped, NOW).actions if isinstance(a, DeletePod)]
+    assert [a.urgent for a in ended] == [False] * 3
+
+
 def test_gone_skips_the_asking() -> None:
     planned = plan(with_verdict(an_observation(), 1, NodeState.GONE), NOW)
     assert planned.counts

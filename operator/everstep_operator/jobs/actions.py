@@ -37,6 +37,8 @@ class CreatePod:
     message: str
     spare: bool = False
     """The pod is a spare: if it is refused, nothing else has to wait."""
+    urgent: bool = False
+    """It replaces a pod that a fault took: the write may use the tokens reserved for recoveries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,8 @@ class DeletePod:
     message: str
     slot: int | None = None
     force: bool = False
+    urgent: bool = False
+    """As for `CreatePod`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

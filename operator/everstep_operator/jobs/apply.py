@@ -157,15 +157,27 @@ async def _do(port: Kube, job: Job, action: Action, keys: JobKeys) -> None:
         case CheckTemplate(body=body):
             await _create_pod(port, body, job, keys, dry_run=True)
         case CreatePod(slot=slot, attempt=attempt, body=body):
-            proof = genuine.derive_proof(keys, slot, attempt)
-            await _create_pod(port, manifests.with_proof(body, proof), job, keys)
+            body = manifests.with_proof(body, genuine.derive_proof(keys, slot, attempt))
+            await _create_pod(port, body, job, keys, lane=_choose_lane(action))
         case DeletePod():
             grace = 0 if action.force else None
             await port.delete(
-                kube.PODS, action.name, job.namespace, uid=action.uid, grace_seconds=grace
+                kube.PODS,
+                action.name,
+                job.namespace,
+                uid=action.uid,
+                grace_seconds=grace,
+                lane=_choose_lane(action),
             )
         case DeleteJob():
             await port.delete(kube.JOBS, job.name, job.namespace, uid=job.uid)
+
+
+def _choose_lane(action: CreatePod | DeletePod) -> Lane:
+    """The start and the end of a large job are thousands of writes, which must not hold up the others'
+    recoveries.
+    """
+    return Lane.RECOVERY if action.urgent else Lane.STATUS
 
 
 async def _create_secret(port: Kube, body: manifests.Body, job: Job) -> None:
@@ -178,13 +190,19 @@ async def _create_secret(port: Kube, body: manifests.Body, job: Job) -> None:
 
 
 async def _create_pod(
-    port: Kube, body: manifests.Body, job: Job, keys: JobKeys, *, dry_run: bool = False
+    port: Kube,
+    body: manifests.Body,
+    job: Job,
+    keys: JobKeys,
+    *,
+    dry_run: bool = False,
+    lane: Lane = Lane.RECOVERY,
 ) -> None:
     """A pod that already exists counts as the result of an earlier create, if it is one of the
     job's own.
     """
     try:
-        await port.create(kube.PODS, body, job.namespace, dry_run=dry_run)
+        await port.create(kube.PODS, body, job.namespace, dry_run=dry_run, lane=lane)
     except kube.AlreadyExists:
         name = body["metadata"]["name"]
         found = await port.get(kube.PODS, name, job.namespace)

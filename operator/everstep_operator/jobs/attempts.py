@@ -87,7 +87,12 @@ def _delete_former(observed: Observed, pod: Pod, record: SlotStatus) -> list[Act
     if not pod.deleting:
         return [
             DeletePod(
-                name=pod.name, uid=pod.uid, slot=pod.slot, reason="FormerAttempt", message=why
+                name=pod.name,
+                uid=pod.uid,
+                slot=pod.slot,
+                reason="FormerAttempt",
+                message=why,
+                urgent=record.incident is not None,
             )
         ]
     spec, node = observed.job.spec, observed.nodes.get(pod.node)

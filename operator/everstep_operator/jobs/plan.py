@@ -193,4 +193,5 @@ def _creation(record: SlotStatus, body: manifests.Body, spare: bool) -> CreatePo
         reason="CreatePod",
         message=f"{why}; it is a spare" if spare else why,
         spare=spare,
+        urgent=record.incident is not None,
     )
