@@ -134,15 +134,17 @@ class Paced(ToyCluster):
     """Each write waits for its token, as in `kube.Kube`."""
 
     bucket: Bucket
+    begun: asyncio.Event
 
     async def create(self, *args: Any, **given: Any) -> Any:
+        self.begun.set()
         await self.bucket.take(given.get("lane", Lane.RECOVERY))
         return await super().create(*args, **given)
 
 
 async def test_the_start_of_a_large_job_holds_up_no_other_job() -> None:
     cluster, others, made = Paced(), ("team", "other"), list[int]()
-    cluster.bucket = Bucket(qps=500.0, burst=4)
+    cluster.bucket, cluster.begun = Bucket(qps=500.0, burst=4), asyncio.Event()
     operator = an_operator(cluster, replicas=60)
     operator.verdicts = {}
     done = asyncio.Event()
@@ -159,8 +161,7 @@ async def test_the_start_of_a_large_job_holds_up_no_other_job() -> None:
     task = asyncio.create_task(found.run())
     found.wake(KEY)
     async with asyncio.timeout(10):
-        while not cluster.made:
-            await asyncio.sleep(0)
+        await cluster.begun.wait()
         found.wake(others)
         await done.wait()
     task.cancel()
