@@ -10,6 +10,7 @@ from health_given import HEALTHY, START, A, B, History, a_failure, a_gpu, a_node
 
 XID64 = a_page(a_gpu(A, xid=64, xid_counts={64: 1}), a_gpu(B))
 LOST = a_page(a_gpu(B))
+EMPTY = a_failure(FailureKind.EMPTY)
 
 
 def test_a_healthy_node_has_nothing_against_it() -> None:
@@ -200,27 +201,33 @@ def test_every_gpu_gone_from_a_page_that_still_has_headings_is_gone() -> None:
 
 
 def test_empty_pages_are_silence_as_long_as_the_node_offers_its_gpus() -> None:
-    finding = History().scrape(HEALTHY, *[a_failure(FailureKind.EMPTY)] * 5).finding()
+    finding = History().scrape(HEALTHY, *[EMPTY] * 100).finding()
     assert finding.claims == ()
     assert finding.silent_reason == "ExporterSilent"
 
 
 def test_empty_pages_of_a_node_that_offers_no_gpu_any_more_mean_gone() -> None:
     history = History(facts=a_node(allocatable=0))
-    assert history.scrape(HEALTHY, *[a_failure(FailureKind.EMPTY)] * 3).states() == ["gone", "gone"]
+    assert history.scrape(HEALTHY, *[EMPTY] * 61).states() == ["gone", "gone"]
 
 
-def test_one_empty_page_after_other_failures_convicts_nobody() -> None:
-    """So it is while the GPU Operator replaces the exporter and the device plugin of a node."""
+def test_an_exporter_that_has_not_collected_twice_yet_convicts_nobody() -> None:
+    """So it is while the GPU Operator replaces the exporter and the device plugin of a node: the new
+    exporter is empty until it collects, by default after 30 s, and again if that fails.
+    """
     history = History(facts=a_node(allocatable=0)).scrape(HEALTHY, *[a_failure()] * 5)
-    empty = a_failure(FailureKind.EMPTY)
-    assert history.scrape(empty, empty).states() == []
-    assert history.scrape(empty).states() == ["gone", "gone"]
+    assert history.scrape(*[EMPTY] * 60).states() == []
+    assert history.scrape(EMPTY).states() == ["gone", "gone"]
+
+
+def test_empty_pages_before_another_failure_do_not_count() -> None:
+    history = History(facts=a_node(allocatable=0)).scrape(HEALTHY, *[EMPTY] * 50, a_failure())
+    assert history.scrape(*[EMPTY] * 60).states() == []
 
 
 def test_the_same_without_a_good_page_because_the_operator_is_new() -> None:
     history = History(facts=a_node(allocatable=0, expected=(A, B)))
-    assert history.scrape(*[a_failure(FailureKind.EMPTY)] * 3).states() == ["gone", "gone"]
+    assert history.scrape(*[EMPTY] * 61).states() == ["gone", "gone"]
 
 
 @pytest.mark.parametrize("kind", list(FailureKind))

@@ -97,7 +97,9 @@ class NodeMemory:
     failures: int = 0
     """Consecutive."""
     empty: int = 0
-    """Consecutive empty pages."""
+    """Consecutive empty pages; those that may repeat one sample count once."""
+    empty_since: float = 0.0
+    """When the first of them was requested, on the monotonic clock."""
     failing_since: float = 0.0
     failure: ScrapeFailure | None = None
 
@@ -107,7 +109,7 @@ def remember(
 ) -> NodeMemory:
     memory = of_this_boot(memory, facts, rules)
     if isinstance(scrape.outcome, ScrapeFailure):
-        return _remember_failure(memory, scrape, scrape.outcome)
+        return _remember_failure(memory, scrape, scrape.outcome, limits)
     return _Fold(rules, limits).remember_page(memory, scrape, scrape.outcome, facts)
 
 
@@ -142,14 +144,32 @@ def _lasting(gpu: GpuMemory, rules: Rules) -> Mapping[FaultKey, Onset]:
     return MappingProxyType({key: o for key, o in gpu.onsets.items() if key[0] in lasting})
 
 
-def _remember_failure(memory: NodeMemory, scrape: Scrape, failure: ScrapeFailure) -> NodeMemory:
+def _remember_failure(
+    memory: NodeMemory, scrape: Scrape, failure: ScrapeFailure, limits: Limits
+) -> NodeMemory:
+    empty, empty_since = _count_empty(memory, scrape, failure, limits)
     return replace(
         memory,
         failures=memory.failures + 1,
-        empty=memory.empty + 1 if failure.kind is FailureKind.EMPTY else 0,
+        empty=empty,
+        empty_since=empty_since,
         failing_since=memory.failing_since if memory.failures else scrape.started,
         failure=failure,
     )
+
+
+def _count_empty(
+    memory: NodeMemory, scrape: Scrape, failure: ScrapeFailure, limits: Limits
+) -> tuple[int, float]:
+    """Consecutive empty pages, and since when. An exporter that has just started has not collected
+    yet, and one whose collection failed is empty until the next one, however often it is asked.
+    """
+    if failure.kind is not FailureKind.EMPTY:
+        return 0, 0.0
+    if not memory.empty:
+        return 1, scrape.steady
+    collected = scrape.steady - memory.empty_since >= memory.empty * limits.sampling
+    return memory.empty + collected, memory.empty_since
 
 
 @dataclass(frozen=True, slots=True)
