@@ -418,6 +418,18 @@ async def test_another_machine_under_the_name_is_not_marked() -> None:
     assert left.state == "NodeReplaced"
     assert left.status is not None
     assert f"kubectl delete nodequarantine {left.name}" in left.status["message"]
+    assert "is another machine now (new)" in left.status["releasedBy"]
+
+
+async def test_a_machine_that_comes_back_in_quarantine_is_not_told_as_released() -> None:
+    fleet = (await a_quarantined_node()).heal("node-1")
+    for machine in ("new", "machine-node-1"):
+        fleet.cluster.add(kube.NODES, a_node_object("node-1", machine=machine))
+        await fleet.settle()
+    assert cordoned(fleet) == ["node-1"]
+    (back,) = fleet.cluster.quarantines()
+    assert back.state == "Quarantined"
+    assert "releasedBy" not in (back.status or {})
 
 
 async def test_gpus_that_a_node_shows_are_written_down_once() -> None:

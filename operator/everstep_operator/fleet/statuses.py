@@ -73,4 +73,5 @@ made it so.
 
 
 def _status(state: str, message: str) -> dict[str, Any]:
-    return {"state": state, "message": message}
+    """Without what a former state had in addition: the machine may be back."""
+    return {"state": state, "message": message, "releasedBy": None}
