@@ -821,6 +821,17 @@ def test_a_pod_that_stays_on_a_lost_node_does_not_keep_the_job_suspending() -> N
     assert plan(early, NOW).status.state == "Suspending"
 
 
+def test_an_ended_pod_that_another_controllers_finalizer_keeps_does_not_keep_the_job_suspending() -> (
+    None
+):
+    slots = [a_slot(s, 2, pod_uid=None, node=None) for s in range(3)]
+    kept = a_pod(1, deleting_until=NOW + 5, phase="Succeeded", running_since=None)
+    observed = suspended(pods=(kept,), seen=None)
+    planned = plan(replace(observed, job=replace(observed.job, status=a_status(slots=slots))), NOW)
+    assert condition(planned, "Suspended").status == "True"
+    assert "lost node" not in condition(planned, "Suspended").message, "nothing of it runs"
+
+
 def test_a_spec_that_cannot_be_read_stops_nothing() -> None:
     observed = an_observation()
     job = replace(observed.job, spec=None, spec_error="spec.workers.replicas: …")

@@ -108,7 +108,7 @@ def plan_suspend(observed: Observed, now: float) -> Plan:
         raises = build_raises(observed, held, "Suspended", "suspended")
         plan = attempts.plan_count(observed, records, raises, now)
         return _with_story(plan, observed, _suspend_story(observed, now, over=False), since, now)
-    over = all(_is_left_behind(observed, p, now) for p in observed.pods)
+    over = all(p.over or _is_left_behind(observed, p, now) for p in observed.pods)
     if over:
         records = [r.model_copy(update={"incident": None}) if r.incident else r for r in records]
     story = _suspend_story(observed, now, over=over)
@@ -166,9 +166,12 @@ def _suspend_story(observed: Observed, now: float, *, over: bool) -> Story:
         f"the newest checkpoint is of step {checkpoint.step}" if checkpoint else "nothing was saved"
     )
     text = f"suspended by spec.suspend; {safe}" if over else "saving, then the pods end"
-    if over and observed.pods:
-        behind = ", ".join(f"{p.name} on {p.node}" for p in observed.pods[:NAMED])
-        text += f"; left on lost nodes until these come back or are deleted: {len(observed.pods)} ({behind})"
+    behind = [p for p in observed.pods if not p.over] if over else []
+    if behind:
+        named = ", ".join(f"{p.name} on {p.node}" for p in behind[:NAMED])
+        text += (
+            f"; left on lost nodes until these come back or are deleted: {len(behind)} ({named})"
+        )
     reason = "Suspended" if over else "Suspending"
     return conditions.build_story(
         state=reason,
