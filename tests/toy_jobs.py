@@ -137,6 +137,7 @@ class ToyCluster:
             return
         obj = self.objects[kind.plural, name]
         obj["metadata"].setdefault("deletionTimestamp", to_stamp(self.now + 30))
+        obj["metadata"].setdefault("deletionGracePeriodSeconds", 30)
         self._touch(obj)
 
     async def patch(

@@ -130,6 +130,25 @@ async def test_a_clock_that_is_set_an_hour_ahead_ends_no_wait() -> None:
     assert status["restarts"]["byCause"] == {}
 
 
+async def test_a_pod_may_save_for_its_grace_period_though_the_api_servers_clock_is_behind() -> None:
+    cluster = ToyCluster()
+    operator = an_operator(cluster)
+    await placed_pods(cluster, operator)
+    operator.clock = lambda: cluster.now + 120
+
+    async def attempts() -> list[int]:
+        cluster.feed(operator.world)
+        await operator.run(KEY)
+        return [s["attempt"] for s in cluster.job()["status"]["slots"]]
+
+    cluster.mark_deleted(kube.PODS, "lm-1-1")
+    assert await attempts() == [1, 1, 1]
+    cluster.now += 29
+    assert await attempts() == [1, 1, 1]
+    cluster.now += 2
+    assert await attempts() == [1, 2, 1]
+
+
 class Paced(ToyCluster):
     """Each write waits for its token, as in `kube.Kube`."""
 

@@ -40,6 +40,7 @@ def measure(clocks: Clocks, observed: Observed, now: float) -> Observed:
         observed,
         starting_for=clocks.read("starting", _list_starting(clocks, observed, now), now),
         unplaced_for=clocks.read("unplaced", unplaced, now),
+        deleting_for=clocks.read("deleting", [p.uid for p in pods if p.deleting], now),
         suspected_for=clocks.read("suspected", suspected, now),
         steps_for=clocks.read_one("steps", _takes_steps(observed), now),
         running_for=clocks.read_one("running", _trained(observed), now),

@@ -81,7 +81,7 @@ def _of_placed(observed: Observed, pod: Pod, now: float) -> Iterator[float]:
     if node is not None and node.not_ready_for is not None:
         yield now + spec.recovery.node_lost_seconds - node.not_ready_for
     if pod.deleting_until is not None:
-        yield pod.deleting_until
+        yield max(pod.deleting_until, now + pod.grace - observed.deleting_for.get(pod.uid, 0.0))
     if pod.ended is not None:
         yield pod.ended.finished_at + membership.FENCED_SECONDS
     if pod.uid in observed.starting_for:

@@ -129,7 +129,7 @@ def _is_left_behind(observed: Observed, pod: Pod, now: float) -> bool:
     """
     node = observed.nodes.get(pod.node)
     lost = node is None or node.not_ready_for is not None
-    return pod.deleting_until is not None and pod.deleting_until <= now and lost
+    return lost and observed.is_past_grace(pod, now)
 
 
 def may_end(observed: Observed, since: float | None, now: float) -> bool:

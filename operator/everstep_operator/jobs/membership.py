@@ -318,7 +318,7 @@ def _decide_deleted(observed: Observed, record: SlotStatus, pod: Pod, now: float
     """
     message = f"pod {pod.name} is being deleted"
     left = observed.has_left(record.slot, record.attempt) or pod.ended is not None
-    if left or not pod.node or (pod.deleting_until or 0.0) <= now:
+    if left or not pod.node or observed.is_past_grace(pod, now):
         return _raised(observed, record, "PodDeleted", message, pod=pod)
     return _leave(observed, record, pod, "PodDeleted", message)
 

@@ -68,6 +68,7 @@ def to_pod(obj: Mapping[str, Any], place: Place) -> Pod:
         ip=status.get("podIP", ""),
         created_at=to_seconds(metadata.get("creationTimestamp")) or 0.0,
         deleting_until=to_seconds(metadata.get("deletionTimestamp")),
+        grace=float(metadata.get("deletionGracePeriodSeconds") or 0),
         avoids=avoided_by(spec),
         scheduling=_scheduling(status),
         waiting=(state.get("waiting") or {}).get("reason", "") or _init_waiting(status)[0],

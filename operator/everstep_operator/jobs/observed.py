@@ -68,7 +68,9 @@ class Pod:
     ip: str = ""
     created_at: float = 0.0
     deleting_until: float | None = None
-    """deletionTimestamp, which is when the grace period ends."""
+    """deletionTimestamp, which is when the grace period ends, on the API server's clock."""
+    grace: float = 0.0
+    """Seconds of the grace period, if it is being deleted."""
     avoids: frozenset[str] = frozenset()
     """Nodes that its own affinity excludes, from Everstep or the user."""
     scheduling: str = ""
@@ -168,6 +170,8 @@ class Observed:
     """
     unplaced_for: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Pod UID → seconds for which it has been unschedulable, as observed by this process."""
+    deleting_for: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Pod UID → seconds for which it has been deleted, as observed by this process."""
     suspected_for: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Pod UID → seconds for which its node has been suspect, as observed by this process."""
     steps_for: float = math.inf
@@ -220,6 +224,13 @@ class Observed:
 
     def pod_of(self, slot: int, attempt: int) -> Pod | None:
         return self._pods.get((slot, attempt))
+
+    def is_past_grace(self, pod: Pod, now: float) -> bool:
+        """Whether the grace period of a pod that is being deleted is over. The API server's clock may
+        be behind, so this process must have seen it pass, too.
+        """
+        seen = self.deleting_for.get(pod.uid, 0.0) >= pod.grace
+        return seen and pod.deleting_until is not None and pod.deleting_until <= now
 
     def newest_attempt(self, slot: int) -> int:
         """The highest attempt of the slot that pods or the job's report mention; 0: none."""
