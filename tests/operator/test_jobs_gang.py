@@ -36,7 +36,9 @@ def half_placed(*, waited: float = 301, replicas: int = 2, **spec: object) -> Ob
         a_pod(s, node="", ip="", phase="Pending", running_since=None, scheduling=NO_ROOM)
         for s in range(1, replicas)
     ]
-    return an_observation(job=a_job(document, status=status), pods=(a_pod(0), *nowhere), seen=None)
+    return an_observation(
+        job=a_job(document, status=status), pods=(a_pod(0), *nowhere), seen=levels.Seen()
+    )
 
 
 def after(observed: Observed, planned: Plan, **changes: object) -> Observed:

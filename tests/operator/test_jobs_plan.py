@@ -391,8 +391,25 @@ def test_a_member_on_a_lost_node_does_not_count_as_another_copy() -> None:
 
 def test_a_pod_that_no_epoch_ever_held_leaves_at_once() -> None:
     status = JobStatus(slots=[a_slot(s) for s in range(3)])
-    observed = an_observation(job=a_job(status=status), seen=None)
+    observed = an_observation(job=a_job(status=status), seen=levels.Seen())
     assert attempts(plan(with_verdict(observed, 1, NodeState.LEAVING), NOW)) == [1, 2, 1]
+
+
+def test_an_operator_that_has_just_started_asks_a_pod_before_it_takes_it_for_untrained() -> None:
+    """The first epoch began while no operator ran, so status does not know it."""
+    status = JobStatus(slots=[a_slot(s) for s in range(3)])
+    observed = an_observation(job=a_job(status=status), seen=None, callers=frozenset())
+    judged = with_verdict(observed, 1, NodeState.LEAVING)
+    assert attempts(plan(judged, NOW)) == [1, 1, 1]
+    silent = dict.fromkeys((f"uid-{s}-1" for s in range(3)), 31.0)
+    assert attempts(plan(replace(judged, asked_for=silent), NOW)) == [1, 2, 1]
+    stopping = replace(observed, job=a_job(a_spec(suspend=True), status=status))
+    first = plan(stopping, NOW)
+    assert attempts(first) == [1, 1, 1]
+    assert first.wanted is not None
+    assert first.wanted.stop is levels.Stop.SUSPEND
+    assert attempts(plan(replace(stopping, seen=levels.Seen()), NOW)) == [2, 2, 2]
+    assert attempts(plan(replace(stopping, asked_for=silent), NOW)) == [2, 2, 2]
 
 
 def test_a_node_without_heartbeats_whose_ranks_still_step_is_asked_to_leave() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from everstep_contract.levels import Stop
-from everstep_operator.jobs import attempts, conditions, membership
+from everstep_operator.jobs import attempts, conditions, failures, membership
 from everstep_operator.jobs.actions import Action, DeleteJob, DeletePod, Plan
 from everstep_operator.jobs.conditions import ConditionDraft, Story
 from everstep_operator.jobs.failures import End
@@ -138,7 +138,7 @@ def may_end(observed: Observed, since: float | None, now: float) -> bool:
     living = [p for p in observed.pods if not p.over and p.running_since is not None]
     if not living or (seen is not None and seen.stopped is not None):
         return True
-    if not observed.job.status.epoch and not (seen and seen.epoch):
+    if not failures.may_train(observed, living):
         return True
     drain = spec.recovery.drain_timeout_seconds if spec else 0
     return since is not None and now - since > drain

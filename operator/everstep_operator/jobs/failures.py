@@ -5,6 +5,7 @@ container that the kubelet restarts by itself (restartPolicy OnFailure) is ignor
 its agent has never answered.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from everstep_contract.report import FOR_GOOD, OF_THE_POD, Cause, ExitReport
@@ -192,6 +193,16 @@ def _may_still_call(observed: Observed) -> bool:
     return any(asked.get(p.uid, 0.0) < min(CALL_SECONDS, limit) for p in up) or any(
         observed.starting_for.get(p.uid, 0.0) < limit for p in coming
     )
+
+
+def may_train(observed: Observed, pods: Iterable[Pod]) -> bool:
+    """Whether one of these running pods may be a member of an epoch. The first epoch may have begun
+    while no operator ran: only an agent can tell, and this operator may not have asked it for long.
+    """
+    if observed.job.status.epoch or (observed.seen and observed.seen.epoch):
+        return True
+    asked = observed.asked_for
+    return observed.seen is None and any(asked.get(p.uid, 0.0) < CALL_SECONDS for p in pods)
 
 
 def _is_first_start(pod: Pod) -> bool:

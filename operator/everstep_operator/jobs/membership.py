@@ -354,7 +354,7 @@ def _may_hold_state(observed: Observed, pod: Pod) -> bool:
     """
     if pod.over or pod.running_since is None:
         return False
-    return bool(observed.job.status.epoch or (observed.seen and observed.seen.epoch))
+    return failures.may_train(observed, [pod])
 
 
 def _drained_too_long(observed: Observed, record: SlotStatus, now: float) -> bool:
