@@ -89,10 +89,9 @@ class ToyCluster:
             raise kube.AlreadyExists(409, "AlreadyExists", f"{key} exists")
         if self.refuses and kind is kube.PODS:
             raise kube.Denied(403, "Forbidden", self.refuses)
-        if not dry_run:
-            self.put(kind, body)
+        made = body if dry_run else copied(self.put(kind, body))
         self.cutter.behind()
-        return body
+        return made
 
     def put(self, kind: kube.Kind, body: Object) -> Object:
         obj = copied(body)

@@ -130,6 +130,33 @@ async def test_a_clock_that_is_set_an_hour_ahead_ends_no_wait() -> None:
     assert status["restarts"]["byCause"] == {}
 
 
+async def test_no_attempt_is_used_twice_if_its_pod_vanishes_before_a_watch_tells_of_it() -> None:
+    cluster = ToyCluster()
+    operator = an_operator(cluster)
+    operator.verdicts = {}
+    await operator.run(KEY)
+    await operator.run(KEY)
+    del cluster.objects["pods", "lm-1-1"]
+    cluster.feed(operator.world)
+    await operator.run(KEY)
+    await operator.run(KEY)
+    assert sorted(cluster.made) == ["lm-0-1", "lm-1-1", "lm-1-2", "lm-2-1"]
+
+
+async def test_a_suspended_job_has_pods_though_no_watch_has_told_of_them_yet() -> None:
+    cluster = ToyCluster()
+    operator = an_operator(cluster)
+    operator.verdicts = {}
+    await operator.run(KEY)
+    writes = cluster.cutter.writes
+    cluster.edit_spec({"suspend": True})
+    operator.world.jobs.put(cluster.job())
+    await operator.run(KEY)
+    status = cluster.job()["status"]
+    assert status["state"] == "Suspending", "a queue would give the nodes away"
+    assert cluster.cutter.writes == writes + 1, "only the status is written"
+
+
 async def test_a_pod_may_save_for_its_grace_period_though_the_api_servers_clock_is_behind() -> None:
     cluster = ToyCluster()
     operator = an_operator(cluster)

@@ -52,6 +52,8 @@ class Outcome:
     """The object as returned by the status patch."""
     again: bool = False
     """Something else has changed: observe again soon."""
+    made: list[kube.Object] = field(default_factory=list)
+    """The created pods, which no watch may have reported yet."""
     gone: list[str] = field(default_factory=list)
     """Names of pods that were to be deleted and no longer exist."""
     untold: tuple[EventDraft, ...] = ()
@@ -109,7 +111,7 @@ async def _apply_action(
 ) -> bool:
     """Perform one action; returns whether it was done."""
     try:
-        await _do(port, job, action, keys)
+        await _do(port, job, action, keys, outcome)
     except kube.Gone:
         outcome.again = isinstance(action, (CreatePod, CreateSecret))
         outcome.gone += [action.name] if isinstance(action, DeletePod) else []
@@ -150,7 +152,7 @@ def is_template_fault(error: kube.KubeError) -> bool:
     return isinstance(error, kube.Invalid) or "violates PodSecurity" in error.message
 
 
-async def _do(port: Kube, job: Job, action: Action, keys: JobKeys) -> None:
+async def _do(port: Kube, job: Job, action: Action, keys: JobKeys, outcome: Outcome) -> None:
     match action:
         case CreateSecret():
             await _create_secret(port, manifests.build_secret(job, keys.token), job)
@@ -158,7 +160,8 @@ async def _do(port: Kube, job: Job, action: Action, keys: JobKeys) -> None:
             await _create_pod(port, body, job, keys, dry_run=True)
         case CreatePod(slot=slot, attempt=attempt, body=body):
             body = manifests.with_proof(body, genuine.derive_proof(keys, slot, attempt))
-            await _create_pod(port, body, job, keys, lane=_choose_lane(action))
+            lane = _choose_lane(action)
+            outcome.made.append(await _create_pod(port, body, job, keys, lane=lane))
         case DeletePod():
             grace = 0 if action.force else None
             await port.delete(
@@ -197,18 +200,19 @@ async def _create_pod(
     *,
     dry_run: bool = False,
     lane: Lane = Lane.RECOVERY,
-) -> None:
+) -> kube.Object:
     """A pod that already exists counts as the result of an earlier create, if it is one of the
     job's own.
     """
     try:
-        await port.create(kube.PODS, body, job.namespace, dry_run=dry_run, lane=lane)
+        return await port.create(kube.PODS, body, job.namespace, dry_run=dry_run, lane=lane)
     except kube.AlreadyExists:
         name = body["metadata"]["name"]
         found = await port.get(kube.PODS, name, job.namespace)
         owner = genuine.build_owner(job.key, job.uid, job.raw_status, keys)
         if genuine.find_place(found, owner) is None:
             raise kube.Denied(409, "AlreadyExists", _describe_other(found, job)) from None
+        return found
 
 
 def _describe_other(pod: Mapping[str, Any], job: Job) -> str:
