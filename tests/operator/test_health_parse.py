@@ -188,3 +188,10 @@ def test_a_page_of_other_metrics_is_no_page_without_gpus() -> None:
     with pytest.raises(parse.PageError, match="none of the metrics that Everstep reads") as caught:
         parse.parse_page(utilisation, METRICS)
     assert not caught.value.empty
+
+
+def test_a_page_with_temperature_and_energy_alone_shows_no_healthy_gpus() -> None:
+    """Most lists of metrics have these two, but no rule finds a fault in them."""
+    body = line("DCGM_FI_DEV_GPU_TEMP", "40") + line(parse.ENERGY, "5")
+    with pytest.raises(parse.PageError, match=r"add them \(DCGM_FI_DEV_XID_ERRORS, "):
+        parse.parse_page(body, METRICS)

@@ -77,8 +77,8 @@ def parse_page(body: bytes, metrics: Metrics) -> Page:
     """
     if not body.strip():
         raise PageError("the exporter answered with an empty page", empty=True)
-    lines = filter_lines(body, (*metrics, *ALWAYS))
-    samples, bad = _samples(lines)
+    of_rules = filter_lines(body, metrics)
+    samples, bad = _samples(of_rules + filter_lines(body, ALWAYS))
     if not samples and (bad or b"DCGM_" not in body):
         shown = body[:60].decode(errors="replace").strip()
         raise PageError(f"not a page of a dcgm-exporter: it begins with {shown!r}")
@@ -89,9 +89,10 @@ def parse_page(body: bytes, metrics: Metrics) -> Page:
         if uuid:
             hostname = hostname or _hostname(sample)
             gpus[uuid] = _add(gpus.get(uuid) or GpuSample(uuid=uuid), sample, metrics)
-    if not gpus and _UUID.search(body):
+    if not of_rules and _UUID.search(body):
         raise PageError(
-            "it shows GPUs, but none of the metrics that Everstep reads: add them to the exporter's list of metrics"
+            "it shows GPUs, but none of the metrics that Everstep reads, so no fault would be found: add them "
+            f"({', '.join(metrics)}) to the exporter's list of metrics"
         )
     return Page(gpus=gpus, hostname=hostname, bad_lines=bad)
 
