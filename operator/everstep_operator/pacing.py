@@ -14,11 +14,15 @@ from contextvars import ContextVar
 
 class Lane(enum.Enum):
     RECOVERY = "recovery"
+    START = "start"
+    """New pods of jobs that start or grow: like STATUS, but a pass that waits keeps its place, because
+    each plan holds the pods that it creates.
+    """
     STATUS = "status"
 
 
 class Bucket:
-    """A token bucket with two lanes; first come, first served within a lane."""
+    """A token bucket with lanes; first come, first served within a lane."""
 
     def __init__(self, qps: float, burst: int) -> None:
         self._qps, self._burst = qps, float(burst)
@@ -30,7 +34,7 @@ class Bucket:
         """Take a token. While a pass waits in the status lane, it gives its place to others, so
         that figures do not delay a recovery.
         """
-        if lane is Lane.RECOVERY or self._is_free(lane):
+        if lane is not Lane.STATUS or self._is_free(lane):
             await self._wait(lane)
             return
         async with without_place():

@@ -130,6 +130,16 @@ async def test_a_clock_that_is_set_an_hour_ahead_ends_no_wait() -> None:
     assert status["restarts"]["byCause"] == {}
 
 
+async def test_a_pass_creates_some_pods_of_a_large_job_and_the_next_one_follows_at_once() -> None:
+    cluster = ToyCluster()
+    operator = an_operator(cluster, replicas=70)
+    operator.verdicts = {}
+    pauses = [await operator.run(KEY) for _ in range(3)]
+    assert pauses[:2] == [0.0, 0.0]
+    assert pauses[2] != 0.0
+    assert len(cluster.made) == 70
+
+
 async def test_no_attempt_is_used_twice_if_its_pod_vanishes_before_a_watch_tells_of_it() -> None:
     cluster = ToyCluster()
     operator = an_operator(cluster)

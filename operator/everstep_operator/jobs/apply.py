@@ -178,9 +178,11 @@ async def _do(port: Kube, job: Job, action: Action, keys: JobKeys, outcome: Outc
 
 def _choose_lane(action: CreatePod | DeletePod) -> Lane:
     """The start and the end of a large job are thousands of writes, which must not hold up the others'
-    recoveries.
+    recoveries. A pass creates few pods at once, so it keeps its place meanwhile; it may delete many.
     """
-    return Lane.RECOVERY if action.urgent else Lane.STATUS
+    if action.urgent:
+        return Lane.RECOVERY
+    return Lane.START if isinstance(action, CreatePod) else Lane.STATUS
 
 
 async def _create_secret(port: Kube, body: manifests.Body, job: Job) -> None:

@@ -40,6 +40,8 @@ from everstep_operator.model_status import SlotStatus
 
 QUIET_SECONDS = 10.0
 BUSY_SECONDS = 1.0
+CREATED_AT_ONCE = 32
+"""How many pods one pass creates at most. The next pass follows at once, unless other jobs wait for theirs."""
 
 
 def plan(observed: Observed, now: float) -> Plan:
@@ -83,14 +85,16 @@ def _plan_actions(
         update=_resumed(observed, now)
     )
     leaving = [d for d in decisions if isinstance(d, Leave)]
+    made = _plan_creation(observed, noted, now)
+    pause = _choose_pause(
+        observed, now, busy=bool(leaving) or yields.has_silent_node(observed, noted)
+    )
     return Plan(
-        actions=(*attempts.plan_former(observed, noted), *_plan_creation(observed, noted, now)),
+        actions=(*attempts.plan_former(observed, noted), *made),
         status=status,
         wanted=build_wanted(observed, noted, leaving),
         events=conditions.build_events(observed.job.status, status, decisions),
-        wake_after=_choose_pause(
-            observed, now, busy=bool(leaving) or yields.has_silent_node(observed, noted)
-        ),
+        wake_after=0.0 if len(made) >= CREATED_AT_ONCE else pause,
     )
 
 
@@ -137,6 +141,7 @@ def _plan_creation(
     if not missing or not observed.judged:
         return secret
     found: list[Action] = [*secret]
+    missing = missing[:CREATED_AT_ONCE]
     bodies = _build_bodies(observed, spec, missing, now)
     if not observed.template_checked:
         found.append(
