@@ -301,8 +301,8 @@ class Passes:
             self.on_done(name)
         if outcome.patched is not None:
             self.world.jobs.put(outcome.patched)
-        for pod in outcome.made:
-            self.world.pods.put(pod)
+        for made in outcome.made:
+            self.world.pods.put(made)
         for pod in self.world.pods_of(job.namespace, job.uid):
             if pod["metadata"]["name"] in outcome.gone:
                 self.world.pods.drop(pod)
