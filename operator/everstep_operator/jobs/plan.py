@@ -41,7 +41,10 @@ from everstep_operator.model_status import SlotStatus
 QUIET_SECONDS = 10.0
 BUSY_SECONDS = 1.0
 CREATED_AT_ONCE = 32
-"""How many pods one pass creates at most. The next pass follows at once, unless other jobs wait for theirs."""
+"""How many pods one pass creates at most, or a share of a large job's slots, whose plans take long. The next pass
+follows at once, unless other jobs wait for theirs.
+"""
+CREATED_SHARE = 16
 
 
 def plan(observed: Observed, now: float) -> Plan:
@@ -85,7 +88,8 @@ def _plan_actions(
         update=_resumed(observed, now)
     )
     leaving = [d for d in decisions if isinstance(d, Leave)]
-    made = _plan_creation(observed, noted, now)
+    at_once = max(CREATED_AT_ONCE, len(noted) // CREATED_SHARE)
+    made = _plan_creation(observed, noted, now, at_once)
     pause = _choose_pause(
         observed, now, busy=bool(leaving) or yields.has_silent_node(observed, noted)
     )
@@ -94,7 +98,7 @@ def _plan_actions(
         status=status,
         wanted=build_wanted(observed, noted, leaving),
         events=conditions.build_events(observed.job.status, status, decisions),
-        wake_after=0.0 if len(made) >= CREATED_AT_ONCE else pause,
+        wake_after=0.0 if len(made) >= at_once else pause,
     )
 
 
@@ -125,7 +129,7 @@ def _resumed(observed: Observed, now: float) -> dict[str, Any]:
 
 
 def _plan_creation(
-    observed: Observed, records: Sequence[SlotStatus], now: float
+    observed: Observed, records: Sequence[SlotStatus], now: float, at_once: int
 ) -> tuple[Action, ...]:
     spec = observed.job.spec
     assert spec is not None
@@ -141,7 +145,7 @@ def _plan_creation(
     if not missing or not observed.judged:
         return secret
     found: list[Action] = [*secret]
-    missing = missing[:CREATED_AT_ONCE]
+    missing = missing[:at_once]
     bodies = _build_bodies(observed, spec, missing, now)
     if not observed.template_checked:
         found.append(
