@@ -19,6 +19,7 @@ from everstep_operator.quarantines import Quarantine
 from everstep_operator.values import NodeState
 from fake_exporter import an_exporter, running_exporter
 from health_rig import A, B, Rig, a_page, a_rig, ports_of
+from toy_cluster import ToyCluster
 
 
 @pytest.fixture
@@ -504,3 +505,29 @@ async def test_quarantines_that_cannot_be_listed_are_not_gone_from_the_metrics(r
     rig.cluster.refuses_lists = True
     await rig.rounds(1)
     assert 'everstep_quarantines{state="Quarantined"} 1.0' in rig.loop.render_metrics()
+
+
+async def test_a_namespace_whose_pods_may_not_be_listed_hides_no_exporter_elsewhere(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed, denied = ToyCluster.list, {"kube-system"}
+
+    async def list_allowed(
+        cluster: ToyCluster, kind: kube.Kind, namespace: str | None = None, **given: Any
+    ) -> Any:
+        if kind == kube.PODS and namespace in denied:
+            raise kube.Denied(403, "Forbidden", f"cannot list pods in {namespace}")
+        return await listed(cluster, kind, namespace, **given)
+
+    monkeypatch.setattr(ToyCluster, "list", list_allowed)
+    await rig.rounds(2, xid=79)
+    assert rig.receiver.states() == {"node-0": "leaving"}
+    denied |= {"gpu-operator"}
+    judged_at = rig.receiver.judged_at["node-0"]
+    await rig.rounds(2)
+    assert rig.receiver.judged_at["node-0"] > judged_at, "the known exporter is still read"
+    denied |= {"gpu-operator", "nvidia-gpu-operator", "gke-managed-system"}
+    await rig.loop.close()
+    rig.restart()
+    with pytest.raises(kube.Denied):
+        await rig.loop.scrape_once()

@@ -43,6 +43,8 @@ class Exporters:
         self._listed_at: float | None = None
         self._pods: dict[tuple[str, str], list[Object]] = {}
         """(namespace, labels) → pods, of the lists that are not complete yet."""
+        self._known: dict[tuple[str, str], list[Object]] = {}
+        """The same of the last lists that succeeded."""
         self._began = 0.0
         """When the first of them was made."""
 
@@ -96,13 +98,14 @@ class Exporters:
 
     async def _list(self, now: float) -> list[Object]:
         """List the exporter pods. If some lists fail, the next call repeats only those: an API server
-        that refuses every other request must not hide all exporters.
+        that refuses every other request must not hide all exporters. Nor must a namespace in which
+        the right to list is missing: of it, those are used that are known.
 
         Raises `kube.KubeError`.
         """
         if now - self._began >= RELIST_SECONDS:
             self._began, self._pods = now, {}
-        settings, failed = self._settings, None
+        settings, failed = self._settings, list[kube.KubeError]()
         keys = itertools.product(settings.exporter_namespace_list, settings.exporter_selector_list)
         for namespace, labels in (every := list(keys)):
             if (namespace, labels) in self._pods:
@@ -110,10 +113,17 @@ class Exporters:
             try:
                 found, _ = await self._port.list(kube.PODS, namespace, labels=labels)
             except kube.KubeError as error:
-                failed = failed or error
+                failed.append(error)
+                if error.status == 403:
+                    self._said.say(
+                        f"exporters in {namespace}", f"not allowed to list: {error.message}"
+                    )
             else:
                 self._pods[namespace, labels] = found
-        if failed is not None:
-            raise failed
-        pods, self._pods = self._pods, {}
-        return [pod for key in every for pod in pods[key]]
+                self._said.forget(f"exporters in {namespace}")
+        lasting = [error for error in failed if error.status != 403 or not self._pods]
+        if lasting:
+            raise lasting[0]
+        self._known |= self._pods
+        self._pods = {}
+        return [pod for key in every for pod in self._known.get(key, ())]
