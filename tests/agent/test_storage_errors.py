@@ -113,6 +113,16 @@ def test_signatures_in_a_url_are_not_shown() -> None:
     assert "SECRET" not in str(classify_error(foreign, doing="read", where="az://x"))
 
 
+def test_the_password_of_an_endpoint_is_not_shown() -> None:
+    foreign = GenericError(
+        "Generic S3 error: Error performing GET http://me:pa55word@host:9000/b/k in 3ms - HTTP error: error"
+        " sending request"
+    )
+    said = str(classify_error(foreign, doing="read", where="s3://b/k"))
+    assert "http://…@host:9000: HTTP error" in said
+    assert "pa55word" not in said
+
+
 def test_only_errors_that_may_pass_are_worth_another_try() -> None:
     transient = {c.kind for c in (errors.Unreachable, errors.Conflict, errors.NoSpace)}
     every = [errors.StoreError, *errors.StoreError.__subclasses__(), errors.Conflict]

@@ -54,6 +54,28 @@ def test_an_address_that_cannot_be_used_is_named(uri: str, run: str, named: str)
     assert named in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://AKIAX:pa55word@bucket/x",
+        "https://me:pa55word@host/x",
+        "az://container/x?sv=1&sig=pa55word",
+        "file://me:pa55word@host/data",
+    ],
+)
+def test_keys_in_an_address_are_refused_and_not_shown(uri: str) -> None:
+    with pytest.raises(BadAddress) as caught:
+        parse_uri(uri, "r")
+    assert uri[:5] in str(caught.value)
+    assert "pa55word" not in str(caught.value)
+
+
+def test_a_password_in_an_endpoint_is_not_shown() -> None:
+    with pytest.raises(BadAddress, match=r"host:9000.*write http") as caught:
+        build_s3_config({"AWS_ENDPOINT_URL": "me:pa55word@host:9000"})
+    assert "pa55word" not in str(caught.value)
+
+
 def test_s3_settings_come_from_the_variables_that_s3_users_know() -> None:
     config, allow_http = build_s3_config(
         {

@@ -9,6 +9,7 @@ from urllib.parse import quote, unquote, urlsplit
 from everstep_agent.storage.errors import BadAddress
 
 _SEGMENT = re.compile(r"[A-Za-z0-9._=@+-]{1,200}")
+_USER = re.compile(r"(?<=://)[^/@]*@")
 SCHEMES = ("file", "s3", "gs", "az", "memory")
 GIVEN = "checkpoint.uri (in a command: --store, RUN or --to)"
 """Where an address comes from, for error messages."""
@@ -54,17 +55,18 @@ def check_key(key: str, what: str = "key") -> str:
 
 
 def parse_uri(uri: str, run: str = "") -> Address:
-    """Raises `BadAddress`, which names the URI, the problem, and what is expected."""
+    """Raises `BadAddress`, which names the URI without its secrets, the problem, and what is expected."""
+    shown = _hide_secrets(uri)
     try:
         parts = urlsplit(uri)
     except ValueError as error:
-        raise BadAddress(f"{GIVEN} {uri!r}: {error}") from None
+        raise BadAddress(f"{GIVEN} {shown!r}: {error}") from None
     if parts.scheme not in SCHEMES:
         expected = ", ".join(f"{s}://" for s in SCHEMES[:-1])
-        raise BadAddress(f"{GIVEN} {uri!r}: it must begin with one of {expected}")
+        raise BadAddress(f"{GIVEN} {shown!r}: it must begin with one of {expected}")
     if parts.query or parts.fragment:
         raise BadAddress(
-            f"{GIVEN} {uri!r}: what follows ? or # has no meaning here; leave it out (in"
+            f"{GIVEN} {shown!r}: what follows ? or # has no meaning here; leave it out (in"
             " the name of a folder write %3F and %23)"
         )
     if run:
@@ -72,14 +74,30 @@ def parse_uri(uri: str, run: str = "") -> Address:
     below = unquote(parts.path, errors="surrogateescape")
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost") or not below.startswith("/"):
-            raise BadAddress(f"{GIVEN} {uri!r}: a folder is written file:///absolute/path")
+            raise BadAddress(f"{GIVEN} {shown!r}: a folder is written file:///absolute/path")
         return Address(scheme="file", bucket=str(PurePosixPath(below)), prefix=run)
-    if not parts.netloc and parts.scheme != "memory":
-        raise BadAddress(f"{GIVEN} {uri!r}: names no bucket; write {parts.scheme}://bucket/prefix")
+    if parts.scheme != "memory":
+        _check_bucket(parts.netloc, parts.scheme, shown)
     prefix = "/".join(p for p in (below.strip("/"), run) if p)
     if prefix:
         check_key(prefix, f"{GIVEN} with the run's name")
     return Address(scheme=parts.scheme, bucket=parts.netloc, prefix=prefix)
+
+
+def _check_bucket(bucket: str, scheme: str, shown: str) -> None:
+    if not bucket:
+        raise BadAddress(f"{GIVEN} {shown!r}: names no bucket; write {scheme}://bucket/prefix")
+    if "@" in bucket:
+        raise BadAddress(
+            f"{GIVEN} {shown!r}: keys do not belong in an address, which is shown in messages; give them in the"
+            f" environment, and write {scheme}://bucket/prefix"
+        )
+
+
+def _hide_secrets(uri: str) -> str:
+    """The URI as it may be shown: without user and password, and without its query, which may be a signature."""
+    head, mark, _ = uri.partition("?")
+    return _USER.sub("…@", head) + ("?…" if mark else "")
 
 
 def build_s3_config(environ: Mapping[str, str]) -> tuple[dict[str, str], bool]:
@@ -103,7 +121,8 @@ def build_s3_config(environ: Mapping[str, str]) -> tuple[dict[str, str], bool]:
         raise BadAddress(f"{missing} is not set, but its other half is; set both or neither")
     endpoint = found["endpoint"]
     if endpoint and urlsplit(endpoint).scheme not in ("http", "https"):
-        raise BadAddress(f"AWS_ENDPOINT_URL {endpoint!r}: write http://host:port or https://host")
+        shown = "…@" + endpoint.rpartition("@")[2] if "@" in endpoint else endpoint
+        raise BadAddress(f"AWS_ENDPOINT_URL {shown!r}: write http://host:port or https://host")
     if endpoint and not found["region"]:
         found["region"] = "us-east-1"
     allow = environ.get("AWS_ALLOW_HTTP", "").lower() in _TRUE or endpoint.startswith("http://")

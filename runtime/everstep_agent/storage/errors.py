@@ -96,6 +96,7 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([^<]{1,100})</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]{1,300})</Message>")
 _QUERY = re.compile(r"\?[^\s'\"]*")
+_USER = re.compile(r"(?<=://)[^/\s'\"@]*@")
 _REQUEST = re.compile(r"Generic \S+ error: Error performing \w+ (\w+://[^/\s]+)\S* in \S+ - ")
 _METADATA = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
 
@@ -232,13 +233,20 @@ def _classify_rest(
 
 
 def _said(text: str, code: str, status: int) -> str:
-    """The store's own message in one line, without query strings, which contain Azure's signatures."""
+    """The store's own message in one line, without secrets."""
     if code:
         message = _first(_MESSAGE, text)
         return f"{status} {code}" + (f" ({message})" if message else "")
-    words = _QUERY.sub("", " ".join(text.split()))
+    words = hide_secrets(" ".join(text.split()))
     words = _REQUEST.sub(r"\1: ", words)  # drop the object, which is named already, and the time
     return words[:300] or "no answer"
+
+
+def hide_secrets(text: str) -> str:
+    """The text without the query strings of URLs, which contain Azure's signatures, and without their user and
+    password, which the URL of an endpoint or a proxy may hold.
+    """
+    return _USER.sub("…@", _QUERY.sub("", text))
 
 
 def _first(pattern: re.Pattern[str], text: str) -> str:

@@ -25,6 +25,7 @@ from everstep_agent.storage.errors import (
     TooLarge,
     Unreachable,
     classify_error,
+    hide_secrets,
 )
 from everstep_agent.storage.store import SLOWEST, S, Sink
 
@@ -296,7 +297,7 @@ def _naming(address: Address, fix: str) -> Iterator[None]:
         yield
     except BaseError as error:
         text = str(error).split("Debug source")[0]
-        said = " ".join(text.split())[:300]
+        said = hide_secrets(" ".join(text.split()))[:300]
         raise BadAddress(f"cannot open {address.uri}: {said}; {fix}") from None
 
 
