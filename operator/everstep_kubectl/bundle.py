@@ -13,6 +13,8 @@ from everstep_kubectl.cluster import JOBS, QUARANTINES
 from everstep_kubectl.incidents import build_incidents
 
 Raw = Mapping[str, Any]
+OPERATOR = "app.kubernetes.io/name in (everstep-operator,everstep-release,everstep-test)"
+"""The pods of the chart. Its namespace may hold others, whose logs are nobody's business here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +35,13 @@ def build_objects(job: str | None, operator: str) -> tuple[Question, ...]:
         Question(path="events.json", arguments=("events",)),
         Question(path="quarantines.json", arguments=(QUARANTINES,)),
         Question(path="nodes.json", arguments=("nodes",)),
-        Question(path="operator/pods.json", arguments=("pods", "-n", operator)),
+        Question(path="operator/pods.json", arguments=("pods", "-n", operator, "-l", OPERATOR)),
         Question(path="operator/events.json", arguments=("events", "-n", operator)),
         Question(path="operator/leases.json", arguments=("leases", "-n", operator)),
-        Question(path="operator/deployments.json", arguments=("deployments", "-n", operator)),
+        Question(
+            path="operator/deployments.json",
+            arguments=("deployments", "-n", operator, "-l", OPERATOR),
+        ),
     )
 
 

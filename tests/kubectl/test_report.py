@@ -1,9 +1,11 @@
 import gzip
 import io
 import json
+import re
 import tarfile
 
 from everstep_kubectl import bundle, redaction
+from everstep_lab import chart
 from kubectl import recordings
 from kubectl.recordings import NOW
 
@@ -23,6 +25,19 @@ def a_job_with_a_secret() -> dict:
 def unpacked(archive: bytes) -> dict[str, str]:
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         return {m.name: tar.extractfile(m).read().decode() for m in tar.getmembers()}  # type: ignore[union-attr]
+
+
+def test_of_the_operators_namespace_only_its_own_pods_are_asked_for() -> None:
+    """It may be installed in one that others use, too, and the logs of all pods that are found are read."""
+    asked = {q.path: q.arguments for q in bundle.build_objects(None, "monitoring")}
+    for path in ("operator/pods.json", "operator/deployments.json"):
+        assert asked[path][1:] == ("-n", "monitoring", "-l", bundle.OPERATOR)
+    helpers = (chart.FOLDER / "templates" / "_names.tpl").read_text()
+    hooks = [chart.FOLDER / "templates" / p for p in ("hook-release.yaml", "tests/installed.yaml")]
+    named = re.findall(
+        r"kubernetes.io/name: (\S+)", helpers + "".join(p.read_text() for p in hooks)
+    )
+    assert set(named) == set(re.findall(r"everstep-\w+", bundle.OPERATOR))
 
 
 def test_a_value_of_a_variable_is_nowhere_in_the_bundle() -> None:

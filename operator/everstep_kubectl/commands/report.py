@@ -37,7 +37,8 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
     )
     if not objects.get("operator/pods.json"):
         problems.append(
-            f"no pod of the operator in namespace {arguments.operator_namespace}: --operator-namespace names another"
+            f"no pod of the operator (label {bundle.OPERATOR}) in namespace {arguments.operator_namespace}: "
+            "--operator-namespace names another"
         )
     texts["problems.txt"] = "\n".join(problems) or "none"
     return _save(arguments, objects, texts, problems, now)
