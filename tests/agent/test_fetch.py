@@ -94,6 +94,16 @@ async def test_a_folder_without_room_is_named(
         await fetch_checkpoint(store, tmp_path)
 
 
+async def test_a_file_in_the_place_of_the_folder_is_named(
+    store: UnreliableStore, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=f"^--to {tmp_path}/file: it is a file, not a folder"):
+        await fetch_checkpoint(store, tmp_path / "file")
+    with pytest.raises(OSError, match=r"^--to \S+: cannot create the folder: Not a directory"):
+        await fetch_checkpoint(store, tmp_path / "file" / "below")
+
+
 async def test_what_is_not_there_is_said(store: UnreliableStore, tmp_path: Path) -> None:
     with pytest.raises(NothingToFetch, match="the checkpoint of step 9 has no model"):
         await fetch_checkpoint(store, tmp_path, only=("model",))

@@ -131,6 +131,8 @@ def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("x")
     with pytest.raises(BadAddress, match="store"):
         open_store(f"file://{tmp_path}/store", "r", {})
+    with pytest.raises(BadAddress, match="/store is a file, not a folder; remove it or choose"):
+        open_store(f"file://{tmp_path}", "store", {})
 
 
 def test_a_reader_makes_no_folder(tmp_path: Path) -> None:

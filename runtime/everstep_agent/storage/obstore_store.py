@@ -244,6 +244,10 @@ def open_folder(address: Address, *, create: bool) -> ObstoreStore:
             stores.LocalStore(folder, automatic_cleanup=True), address.uri, folder=folder
         )
     except OSError as error:
+        if isinstance(error, FileExistsError) and Path(error.filename).is_file():
+            raise BadAddress(
+                f"cannot open {address.uri}: {error.filename} is a file, not a folder; remove it or choose another run"
+            ) from None
         raise classify_error(error, doing="open", where=address.uri) from None
 
 

@@ -125,7 +125,7 @@ async def _fetch(
 ) -> Fetched:
     manifest = await fetch_manifest(store, commit)
     _require_objects(manifest, only)
-    await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+    await asyncio.to_thread(_make, folder)
     wanted = list_spans(manifest, only)
     chunks = [c for c in manifest.chunks if c.digest in wanted]
     places = Places(chunks=await _bring_all(store, chunks, wanted, folder))
@@ -139,6 +139,16 @@ async def _fetch(
         places=str(folder / PLACES_NAME),
         skipped=skipped,
     )
+
+
+def _make(folder: Path) -> None:
+    """Raises OSError with a message for people."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise OSError(f"--to {folder}: it is a file, not a folder") from None
+    except OSError as error:
+        raise OSError(f"--to {folder}: cannot create the folder: {error.strerror}") from None
 
 
 def _require_objects(manifest: Manifest, only: tuple[str, ...]) -> None:
