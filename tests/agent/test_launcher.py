@@ -278,19 +278,28 @@ async def test_an_agent_that_cannot_be_replaced_lets_the_others_save_and_stop(
     assert run.launcher.seen.committed is not None
 
 
+@pytest.mark.parametrize(
+    ("seen", "limit", "lost"),
+    [
+        (levels.Seen(), launcher.NO_STEP_SECONDS, "no step was taken yet"),
+        (levels.Seen(step=7), launcher.STOP_SECONDS, "all steps are lost"),
+    ],
+)
 async def test_a_save_that_takes_too_long_after_ctrl_c_is_given_up_and_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, seen: levels.Seen, limit: float, lost: str
 ) -> None:
-    monkeypatch.setattr(launcher, "STOP_SECONDS", 0.0)
+    """A store that does not answer may hold a run up before its first step, when nothing can be lost."""
     run = Run(tmp_path)
     agent = SimpleNamespace(slot=0, attempt=0, alive=True, address="", kill=lambda: None)
     run.launcher._slots[0] = agent  # type: ignore[assignment]
     run.launcher._interrupt()
-    assert run.launcher._is_late(time.monotonic() + 1.0, None)
+    run.launcher.seen = seen
+    assert not run.launcher._is_late(run.launcher._stop_at + limit - 0.1, None)
+    assert run.launcher._is_late(run.launcher._stop_at + limit + 0.1, None)
     run.launcher._end_without_save()
     run.launcher._end_without_save()
-    (said,) = [line for line in run.said if "not saved within 0 s" in line]
-    assert said.endswith("stopping without it; no step was taken yet")
+    (said,) = [line for line in run.said if f"not saved within {limit:.0f} s" in line]
+    assert said.endswith(f"stopping without it; {lost}")
     run.launcher._memory.remove()
 
 

@@ -45,6 +45,8 @@ STOP_SECONDS = 60.0
 """Limit for saving after Ctrl-C, or after an agent has ended for good by itself. Then the agents are
 killed, as on a second Ctrl-C.
 """
+NO_STEP_SECONDS = 15.0
+"""The same while no step was taken, so that there is nothing to save: the store may not answer, for example."""
 TWICE_SECONDS = 0.2
 """A signal that follows the first one sooner than this is the same request: `timeout`, a shell or `make` sends
 one to the process and one to its process group. Nobody presses Ctrl-C twice that fast.
@@ -172,8 +174,11 @@ class Launcher:
     def _is_late(self, now: float, ended_at: float | None) -> bool:
         """`ended_at`: when the first agent ended for good; None: none has."""
         ends = ended_at is not None and not self._stop_at and now - ended_at > END_SECONDS
-        stops = bool(self._stop_at) and now - self._stop_at > STOP_SECONDS
+        stops = bool(self._stop_at) and now - self._stop_at > self._limit_stop()
         return ends or stops or self._interrupts > 1
+
+    def _limit_stop(self) -> float:
+        return STOP_SECONDS if terminal.has_steps(self.seen) else NO_STEP_SECONDS
 
     def _let_others_save(self) -> None:
         """End the run after a save if an agent has ended by itself: its script does not start, for
@@ -190,7 +195,7 @@ class Launcher:
         if self._stop_at and self._interrupts < 2 and not self._said_late:
             self._said_late = True
             lost = terminal.describe_lost(self.seen)
-            self._say(f"not saved within {STOP_SECONDS:.0f} s: stopping without it; {lost}")
+            self._say(f"not saved within {self._limit_stop():.0f} s: stopping without it; {lost}")
         self._kill_all()
 
     async def _wait(self, seconds: float) -> None:

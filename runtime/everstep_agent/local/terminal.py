@@ -81,11 +81,15 @@ def _describe_begin(incident: levels.RuntimeIncident) -> str:
     return f"interrupted: {incident.message} ({incident.cause})"
 
 
+def has_steps(seen: levels.Seen) -> bool:
+    return seen.committed is not None or seen.step > 0
+
+
 def describe_lost(seen: levels.Seen) -> str:
     """What is lost if the run ends without another save."""
     if seen.committed is not None:
         return f"the steps after {seen.committed.step} are lost"
-    return "all steps are lost" if seen.step else "no step was taken yet"
+    return "all steps are lost" if has_steps(seen) else "no step was taken yet"
 
 
 def describe_event(event: str, fields: Mapping[str, str]) -> str | None:
