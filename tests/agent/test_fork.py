@@ -199,6 +199,21 @@ async def test_a_run_is_not_forked_onto_itself(
     assert "this is the old run: choose another address" in capsys.readouterr().err
 
 
+async def test_a_name_that_no_run_can_have_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No job could continue it: `everstep run --run` refuses the name."""
+    run = ARun(UnreliableStore(open_store(f"file://{tmp_path}", "r", {})), tmp_path / "memory")
+    await run.claim(1)
+    await run.save(4)
+    to = tmp_path / "second try"
+    status = await commands.read(
+        "fork", f"{tmp_path}/r", {}, step=4, to=str(to), unpin="", as_json=False
+    )
+    assert (status, to.exists()) == (2, False)
+    assert "--to: the name of a run 'second try'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["fork", "fetch"])
 async def test_a_step_that_was_not_saved_leaves_no_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str

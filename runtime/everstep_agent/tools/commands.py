@@ -8,7 +8,7 @@ from pathlib import Path
 from everstep_agent import storage
 from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.checkpoint.pin_rules import NoPin
-from everstep_agent.storage.address import file_uri
+from everstep_agent.storage.address import check_key, file_uri
 from everstep_agent.storage.errors import StoreError
 from everstep_agent.storage.store import ObjectStore
 from everstep_agent.tools import fetch, fork, pins, verify
@@ -49,6 +49,7 @@ async def read(
             return 0
         assert step is not None
         await fork.require_checkpoint(store, step)
+        _check_name(to)
         target = _open(to, environ, create=True)
         if target.uri == store.uri:
             raise fork.CannotFork(f"--to {to}: this is the old run: choose another address")
@@ -63,6 +64,12 @@ async def read(
 def _open(run: str, environ: Mapping[str, str], *, create: bool) -> ObjectStore:
     where = run if "://" in run else file_uri(os.path.abspath(run))
     return storage.open_store(where, "", environ, create=create)
+
+
+def _check_name(to: str) -> None:
+    """Raises `BadAddress` for a folder whose name no run can have; a URI is checked where it is opened."""
+    if "://" not in to:
+        check_key(os.path.basename(os.path.abspath(to)), "--to: the name of a run")
 
 
 def _find_folder(to: str) -> Path:
