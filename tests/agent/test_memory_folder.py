@@ -65,6 +65,15 @@ def test_a_run_is_trained_while_its_launcher_lives(tmp_path: Path) -> None:
     assert not memory_folder.is_trained("store/r", tmp_path)
 
 
+def test_a_run_is_the_same_whatever_path_leads_to_it(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("store")
+    held = memory_folder.create(tmp_path)
+    memory_folder.note_run(held, f"{tmp_path}/store/r")
+    assert memory_folder.is_trained(f"{tmp_path}/link/r", tmp_path)
+    assert not memory_folder.is_trained("s3://store/r", tmp_path)
+    held.remove()
+
+
 @pytest.mark.timeout(20)
 def test_what_another_user_puts_there_holds_nobody_up(tmp_path: Path) -> None:
     foreign = tmp_path / f"{memory_folder.PREFIX}1-x"

@@ -57,7 +57,7 @@ def sweep(parent: Path | None = None) -> None:
 def note_run(folder: MemoryFolder, place: str) -> None:
     """Let other launchers know which run this one trains."""
     with contextlib.suppress(OSError):  # no room: the other one takes the run over without a word
-        (folder.path / NOTE).write_bytes(os.fsencode(place))
+        (folder.path / NOTE).write_bytes(_encode(place))
 
 
 def is_trained(place: str, parent: Path | None = None) -> bool:
@@ -68,7 +68,12 @@ def is_trained(place: str, parent: Path | None = None) -> bool:
     for path in (parent or find_parent()).glob(f"{PREFIX}*-*/{NOTE}"):
         with contextlib.suppress(OSError):  # another user's, or removed in between
             found.append(_read_note(path))
-    return os.fsencode(place) in found
+    return _encode(place) in found
+
+
+def _encode(place: str) -> bytes:
+    """Two paths of one folder are one run."""
+    return os.fsencode(place if "://" in place else os.path.realpath(place))
 
 
 def _read_note(path: Path) -> bytes:
