@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,23 @@ def test_a_run_is_the_same_whatever_path_leads_to_it(tmp_path: Path) -> None:
     assert memory_folder.is_trained(f"{tmp_path}/link/r", tmp_path)
     assert not memory_folder.is_trained("s3://store/r", tmp_path)
     held.remove()
+
+
+@pytest.mark.parametrize(
+    ("shared", "other", "chosen"),
+    [(4 << 30, 100 << 30, "shm"), (64 << 20, 100 << 30, "tmp"), (64 << 20, 10 << 20, "shm")],
+)
+def test_a_small_shm_as_in_a_container_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: int, other: int, chosen: str
+) -> None:
+    """Otherwise no save of a model of 20 MB finds room there, and the run waits for ever at its end."""
+    folders = {tmp_path / "shm": shared, tmp_path / "tmp": other}
+    for folder in folders:
+        folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(memory_folder, "measure_size", folders.__getitem__)
+    assert memory_folder.find_parent(tmp_path / "shm") == tmp_path / chosen
+    assert memory_folder.find_parent(tmp_path / "missing") == tmp_path / "tmp"
 
 
 @pytest.mark.timeout(20)

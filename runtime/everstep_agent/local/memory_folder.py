@@ -18,6 +18,8 @@ NOTE = "run"
 """A file in the folder that names the run."""
 NOTE_BYTES = 8192
 """The most that is read of it."""
+SMALLEST_BYTES = 1 << 30
+"""A smaller /dev/shm is not used, if the temporary folder is larger; pods have as much by default."""
 TRIES = 10
 """How often to try: another launcher's sweep may remove a folder before it is locked."""
 
@@ -101,5 +103,16 @@ def lock_folder(path: Path) -> int | None:
     return None
 
 
-def find_parent() -> Path:
-    return Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
+def find_parent(shared: Path = Path("/dev/shm")) -> Path:
+    """The temporary folder replaces a /dev/shm that is too small: containers have one of 64 MiB by default."""
+    other = Path(tempfile.gettempdir())
+    if not os.access(shared, os.W_OK):
+        return other
+    size = measure_size(shared)
+    return shared if size >= SMALLEST_BYTES or size >= measure_size(other) else other
+
+
+def measure_size(folder: Path) -> int:
+    """Bytes of its file system, free or not, so that all launchers of one machine choose the same folder."""
+    found = os.statvfs(folder)
+    return found.f_blocks * found.f_frsize
