@@ -87,7 +87,9 @@ def _check(uri: object, step: object, only: Iterable[str]) -> tuple[str, ...]:
 
 
 def _fetch(uri: str, step: int | None, only: tuple[str, ...], folder: str) -> Fetched:
-    command = [sys.executable, "-m", "everstep_agent.cli", "fetch", uri, "--to", folder, "--json"]
+    # -P: a file of the current folder, such as `queue.py`, must not replace a module of Python.
+    program = [sys.executable, "-P", "-m", "everstep_agent.cli"]
+    command = [*program, "fetch", uri, "--to", folder, "--json"]
     command += [] if step is None else ["--step", str(step)]
     command += [part for name in only for part in ("--only", name)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

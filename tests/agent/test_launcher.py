@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -408,6 +409,14 @@ def test_the_place_of_a_run_is_an_address_that_other_commands_take(store: str) -
         hang_seconds=1.0, guard_action="Note", guard_factor=10.0, verbose=False, folder="/x",
     )  # fmt: skip
     assert parse_uri(plan.place) == parse_uri(store, "r")
+
+
+def test_a_file_of_the_current_folder_replaces_no_module_of_an_agent(tmp_path: Path) -> None:
+    """Of the script it may, as with `python train.py`, if both are in one folder."""
+    (tmp_path / "argparse.py").write_text("raise SystemExit('the wrong argparse')\n")
+    command = [*agent_process.PROGRAM, "--version"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout[:9]) == (0, "everstep "), done.stderr
 
 
 @pytest.mark.long

@@ -116,6 +116,14 @@ def test_a_checkpoint_that_is_retired_while_it_is_read_is_fetched_again(
     assert fetched == [2, 4]
 
 
+def test_a_file_of_the_current_folder_replaces_no_module_of_python(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run.parent / "queue.py").write_text("raise SystemExit('the wrong queue')\n")
+    monkeypatch.chdir(run.parent)
+    assert everstep.load("run", only=["model"]).step == STEPS[-1]
+
+
 def test_what_is_not_there_is_said(run: Path) -> None:
     with pytest.raises(StateError, match="there is no checkpoint of step 3; there are: 4, 2"):
         everstep.load(str(run), step=3)

@@ -25,6 +25,8 @@ may keep its pipes open. Later lines are lost.
 KILL_SECONDS = 10.0
 """Limit for an agent to end after SIGKILL. Then it is left behind, and a message names it."""
 CHUNK_BYTES = 1 << 16
+PROGRAM = (sys.executable, "-P", "-m", "everstep_agent.cli")
+"""-P: without it, a file of the current folder, such as `queue.py`, would replace a module of Python."""
 
 Show = Callable[[list[str], bool], None]
 """Receives lines, and whether they came from stderr."""
@@ -98,7 +100,7 @@ async def start(job: LocalJob, slot: int, attempt: int) -> AgentProcess:
     settings = _build_settings(job, slot, attempt, memory)
     plan = job.plan
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "everstep_agent.cli", "run", plan.script, "--", *plan.args),
+        *(*PROGRAM, "run", plan.script, "--", *plan.args),
         env=build_environ(dict(os.environ), settings, plan.workers),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
