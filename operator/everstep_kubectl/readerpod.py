@@ -185,6 +185,7 @@ def build_restored(job: Raw, *, new: str, run: str) -> Body:
         spec["checkpoint"].pop(of_the_old, None)
     spec.pop("suspend", None)
     meta = job["metadata"]
+    _select(spec["workers"]["template"], str(meta["name"]), new)
     return {
         "apiVersion": job["apiVersion"],
         "kind": job["kind"],
@@ -195,3 +196,17 @@ def build_restored(job: Raw, *, new: str, run: str) -> Body:
         },
         "spec": spec,
     }
+
+
+def _select(value: Any, old: str, new: str) -> None:
+    """Let selectors of the old job's pods, in rules that spread a job's pods over nodes, select the new one's."""
+    if isinstance(value, dict):
+        if value.get(names.LABEL_JOB) == old:
+            value[names.LABEL_JOB] = new
+        if value.get("key") == names.LABEL_JOB and isinstance(value.get("values"), list):
+            value["values"] = [new if v == old else v for v in value["values"]]
+        for part in value.values():
+            _select(part, old, new)
+    elif isinstance(value, list):
+        for part in value:
+            _select(part, old, new)

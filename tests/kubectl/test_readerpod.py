@@ -160,6 +160,23 @@ def test_a_restored_job_is_the_old_one_under_another_name_and_run() -> None:
     assert "run" not in job["spec"]["checkpoint"], "the old job must not change"
 
 
+def test_a_restored_job_is_spread_over_nodes_by_its_own_pods() -> None:
+    """The selectors name the job's label, as in examples/byte-lm/job.yaml."""
+    job = recordings.job()
+    name = job["metadata"]["name"]
+    spec = job["spec"]["workers"]["template"]["spec"]
+    term = {"key": "everstep.dev/job", "operator": "NotIn", "values": [name, "another"]}
+    selector = {"matchLabels": {"everstep.dev/job": name, "team": name}, "matchExpressions": [term]}
+    spec["topologySpreadConstraints"] = [{"maxSkew": 1, "labelSelector": selector}]
+    new = readerpod.build_restored(job, new="b", run="default/tiny-from-400")
+    (found,) = new["spec"]["workers"]["template"]["spec"]["topologySpreadConstraints"]
+    assert found["labelSelector"] == {
+        "matchLabels": {"everstep.dev/job": "b", "team": name},
+        "matchExpressions": [{**term, "values": ["b", "another"]}],
+    }
+    assert selector["matchLabels"]["everstep.dev/job"] == name, "the old job must not change"
+
+
 def test_a_restored_job_may_use_the_run_that_was_copied_for_it() -> None:
     job = recordings.job()
     job["spec"]["checkpoint"]["ifRunExists"] = "Refuse"
