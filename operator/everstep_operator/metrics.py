@@ -171,7 +171,6 @@ _FIGURES = (
 
 def _values(status: dict[str, Any]) -> Iterator[tuple[str, float]]:
     world, checkpoint = status.get("world") or {}, status.get("checkpoint") or {}
-    goodput = str(status.get("goodput", "")).rstrip("%")
     found = {
         "everstep_job_step": status.get("step"),
         "everstep_job_epoch": status.get("epoch"),
@@ -182,9 +181,17 @@ def _values(status: dict[str, Any]) -> Iterator[tuple[str, float]]:
         "everstep_job_checkpoint_bytes": checkpoint.get("bytes"),
         "everstep_job_checkpoint_timestamp_seconds": to_seconds(checkpoint.get("committedAt")),
         "everstep_job_checkpoint_healthy": _health(status),
-        "everstep_job_goodput_ratio": float(goodput) / 100 if goodput else None,
+        "everstep_job_goodput_ratio": _read_share(status.get("goodput")),
     }
     yield from ((name, float(value)) for name, value in found.items() if value is not None)
+
+
+def _read_share(text: str | None) -> float | None:
+    """98.4% → 0.984. A text that was edited by hand counts as none: it must not break the page of all jobs."""
+    try:
+        return float((text or "").rstrip("%")) / 100
+    except ValueError:
+        return None
 
 
 def _health(status: dict[str, Any]) -> float | None:

@@ -101,6 +101,12 @@ def test_goodput_is_a_ratio() -> None:
     assert found == {("everstep_job_goodput_ratio",): pytest.approx(0.984)}
 
 
+def test_a_status_that_was_edited_by_hand_leaves_the_page_whole() -> None:
+    metrics = a_replica(a_world(goodput="good", step=7))
+    assert read(metrics, "everstep_job_goodput_ratio") == {}
+    assert read(metrics, "everstep_job_step") == {("everstep_job_step",): 7}
+
+
 def test_the_page_is_what_the_registry_of_the_client_library_holds() -> None:
     metrics = a_replica(a_world(recoveries=RECOVERIES))
     assert isinstance(metrics.registry, CollectorRegistry)
