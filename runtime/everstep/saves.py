@@ -41,7 +41,9 @@ class Saves:
         """`prepare_grown` has run, for the state that optimizers created in the first step."""
         self.slots = Slots(start.staging, f"slot-{os.getpid()}-{uuid.uuid4().hex[:8]}-")
         self.staged = start.applied if start.manifest else -1
-        """The newest step of which this rank's part is staged; no step is staged twice."""
+        """The newest step of which this rank's part is staged; no step is staged twice in an epoch."""
+        self._staged_in = start.epoch
+        """The epoch of that save. An epoch that continues this one in place drops it."""
         self.asked = AskedSave()
         self._finite = FiniteCheck(session.tracked)
         self._refused = ""
@@ -114,8 +116,9 @@ class Saves:
             whole: the ranks of this rank's unit save the full state; a unit of one rank does so
                 alone.
         """
-        if self._stage(self._session.epoch, step, capture, whole=whole):
-            self.staged = step
+        epoch = self._session.epoch
+        if self._stage(epoch, step, capture, whole=whole):
+            self.staged, self._staged_in = step, epoch
 
     def stage_held(self, asked: wire.SaveHeld, capture: Capture) -> None:
         """Like `stage` with `whole`, for the epoch that asked. If the members continue in place,
@@ -167,9 +170,9 @@ class Saves:
         with self._session.meter.charging("stall"):
             self.copier.wait()
             shot = self._session.take_snapshot()
-        self.staged = step
+        self.staged, self._staged_in = step, self._session.epoch
         staged = wire.Staged(
-            epoch=self._session.epoch,
+            epoch=self._staged_in,
             step=step,
             path=self._new_path(step),
             tensors=(),
@@ -264,6 +267,13 @@ class Saves:
                 self._session.agent.cut.wait(ROOM_SECONDS)
                 self.stage_beside(step)
                 self.copier.wait()
+
+    def stage_again(self, step: int) -> None:
+        """Like `stage_surely`, if the save of this step belongs to an epoch that was continued in place since, or
+        if this rank has joined after it.
+        """
+        if (self.staged, self._staged_in) != (step, self._session.epoch):
+            self.stage_surely(step)
 
     def _report_no_room(self, epoch: int, step: int, problem: str, *, whole: bool) -> None:
         self._session.agent.send(

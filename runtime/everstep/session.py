@@ -256,8 +256,13 @@ class Session:
             self.agent.send(wire.Stops(step=step))
 
     def finish(self) -> None:
-        """Record that the last step is applied."""
-        self.membership.set_apart("it has reached the last step")
+        """Record that the last step is applied. From now on the ranks stay as they are, and its save is one of all
+        of them: no later save follows that could replace one that a change of the ranks has dropped.
+        """
+        with self.meter.charging("wait", waiting=True):
+            self.membership.go_apart("it has reached the last step")
+        if not self.broken:
+            self.saves.stage_again(self.applied)
         self._final = rewind.fingerprint(self.tracked)
 
     def is_sound(self) -> bool:

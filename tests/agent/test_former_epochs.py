@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from agent.a_term import a_term
-from agent.given import wanting
+from agent.given import an_epoch, wanting
 from everstep_agent import logline
 from everstep_agent.checkpoint.ledger import Book
 from everstep_agent.checkpoint.memory_tier import MemoryTier
@@ -45,6 +45,26 @@ async def test_a_save_that_is_staged_too_late_for_its_epoch_does_not_count_in_th
         saves.take(worker, late, None)
         assert not path.exists()
         assert (worker.staged, worker.whole) == (0, 0)
+    finally:
+        await saves.close()
+
+
+async def test_the_last_save_is_not_stored_again_if_the_former_epoch_has_committed_it(
+    tmp_path: Path,
+) -> None:
+    """No later save would delete its chunks."""
+    listener = Listener(
+        on_part=lambda part: None, on_failed=lambda staged, rank: None, on_held=lambda: None
+    )
+    saves = PodSaves(a_term(wanting(1)).context, Book(), listener, lambda: None)
+    worker, path = a_worker_process(), tmp_path / "again"
+    try:
+        saves.enter(2, "token002-rest")
+        path.write_bytes(b"state")
+        again = wire.Staged(epoch=2, step=7, path=str(path), tensors=())
+        saves.take(worker, again, an_epoch(number=2, committed=7))
+        assert not path.exists()
+        assert not saves.busy
     finally:
         await saves.close()
 

@@ -13,7 +13,7 @@ from everstep import Job, run
 from everstep.mesh import Listener
 from everstep_contract import wire
 from everstep_contract.position import Phase
-from runtime.an_agent import Agent, agent
+from runtime.an_agent import LAST_STEP, Agent, agent
 from runtime.killed_ranks import STEPS, a_script, assert_exact, entries, states
 
 WORLD = 4
@@ -148,6 +148,25 @@ def test_a_loss_at_the_boundary_at_which_newcomers_join(
         ours.regroup()
         ours.finish()
         assert_exact(ours, undisturbed, [0, 1, 3])
+
+
+def test_a_loss_after_the_last_step_has_it_saved_again(
+    tmp_path: Path, undisturbed: list[wire.Applied]
+) -> None:
+    """What was staged in the former epoch is dropped, and no later step follows that could be saved instead."""
+    with agent(tmp_path, lambda: run(a_script(), seed=4), 3) as ours:
+        ours.boundary = wire.BoundaryReply(hold=True, epoch=1)
+        for worker in ours.workers:
+            worker.page.armed = STEPS
+        (tmp_path / LAST_STEP).touch()
+        ours.wait_for(lambda w: bool(w.of(wire.Standing)))
+        ours.kill(2)
+        ours.regroup()
+        ours.finish()
+        assert_exact(ours, undisturbed, [0, 1])
+        for rank in (0, 1):
+            staged = [(f.epoch, f.step) for f in ours.workers[rank].of(wire.Staged)]
+            assert staged == [(1, STEPS), (2, STEPS)]
 
 
 @pytest.mark.usefixtures("either_way")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +14,10 @@ from torch import nn
 
 from agent.gang import Gang, assert_exact
 from everstep import Job, run, transfer
-from everstep_agent.coordinator import leave_in_place, transfer_rules
+from everstep_agent.coordinator import last_save, leave_in_place, saves, transfer_rules
+from everstep_agent.peers.epoch_level import EpochLevel
 from everstep_agent.pod import refusals, spawn
-from everstep_contract import levels
+from everstep_contract import levels, report
 from runtime.test_ranks import a_dataset, a_model
 from runtime.test_regroup_agents import a_script
 
@@ -103,6 +105,40 @@ async def test_a_higher_size_lets_several_pods_join_at_once(tmp_path: Path, endl
         claims = await finish(gang)
         assert [cause for cause, _ in claims[1:]] == ["Grow"] * (len(claims) - 1)
         assert claims[-1] == ("Grow", 4)
+
+
+async def test_the_last_step_is_saved_by_all_even_if_a_pod_joins_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The join drops the save of the former ranks, which the store has not taken yet."""
+    last, pump = 5, saves.Saves.pump
+
+    def pump_later(own: saves.Saves, epoch: EpochLevel, *given: Any) -> None:
+        if epoch.number > 1:
+            pump(own, epoch, *given)
+
+    def until_armed(job: Job, step: int) -> None:
+        while step == last and job._session.meter.armed != last:
+            (tmp_path / "last").touch()
+            time.sleep(0.005)
+
+    def main(job: Job) -> None:
+        a_script(job, last, partial(until_armed, job))
+
+    spawner = spawn.ForkSpawner(lambda: run(main, seed=2))
+    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
+    monkeypatch.setattr(saves.Saves, "pump", pump_later)
+    monkeypatch.setattr(last_save, "LAST_SAVE_SECONDS", 20.0)
+    async with a_gang(tmp_path, 2) as gang:
+        await gang.until(lambda _: (tmp_path / "last").exists(), 60.0)
+        resize(gang, 3)
+        await gang.start(2, 0)
+        ends = await gang.reports()
+        assert {r.cause for r in ends.values()} == {report.Cause.DONE}
+        claims = (await gang.run_log()).claims
+        assert [(c.cause, len(c.members)) for c in claims] == [("Start", 2), ("Grow", 3)]
+        assert {i.cause for s in gang.history for i in s.incidents} == set()
+        await assert_exact(gang, last)
 
 
 def a_script_with_a_batch(job: Job, choose_batch: Callable[[Job], int]) -> None:

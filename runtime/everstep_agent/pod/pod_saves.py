@@ -116,7 +116,9 @@ class PodSaves:
         if frame.problem:
             self._give_up(worker, frame, level)
             return
-        if self.uploads is None or frame.epoch != self._epoch:
+        # The last save is staged again in each epoch that continues in place, even if it is committed by then.
+        again = level is not None and not frame.whole and frame.step <= level.committed
+        if self.uploads is None or frame.epoch != self._epoch or again:
             os.unlink(frame.path)
             return
         if frame.whole:
