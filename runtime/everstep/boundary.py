@@ -34,7 +34,7 @@ def mark_applied(session: Session, step: StepState, *, at_once: bool = False) ->
     found, session.findings = session.findings, Findings()
     ends_recovery = epoch != session.told_epoch
     session.told_epoch = epoch
-    now = at_once or ends_recovery or bool(found.notes)
+    now = at_once or ends_recovery or bool(found.notes or found.own_notes)
     (session.agent.send if now else session.agent.send_soon)(
         wire.Applied(
             epoch=epoch,
@@ -43,6 +43,7 @@ def mark_applied(session: Session, step: StepState, *, at_once: bool = False) ->
             grad_norm=found.grad_norm,
             entries=tuple(replace(entry, epoch=epoch) for entry in found.entries),
             notes=tuple(found.notes),
+            own_notes=tuple(found.own_notes),
         )
     )
 

@@ -74,11 +74,11 @@ def _give(
                 lambda: shot.find_changed(held),
             )
     except (RuntimeError, TimeoutError) as error:
-        session.note(f"the state could not be handed to a newcomer: {error!r:.200}")
+        session.note_own(f"the state could not be handed to a newcomer: {error!r:.200}")
         return
     if torn:
         session.gave_torn = True
-        session.note(
+        session.note_own(
             f"{torn} was changed while a joining rank copied it. From now on this rank stops its steps while another "
             "joins. To avoid that, change it after the loop over step.batches"
         )

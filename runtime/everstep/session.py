@@ -65,6 +65,7 @@ class Findings:
     grad_norm: float | None = None
     entries: list[LedgerEntry] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    own_notes: list[str] = field(default_factory=list)
 
 
 class Session:
@@ -271,8 +272,14 @@ class Session:
         return mark is not None and rewind.fingerprint(self.tracked) == mark
 
     def note(self, text: str) -> None:
-        """Add a sentence to the job's status; it is sent with the report of the next step."""
+        """Add a sentence to the job's status; it is sent with the report of the next step. Every rank adds it in
+        the same words.
+        """
         self.findings.notes.append(text)
+
+    def note_own(self, text: str) -> None:
+        """The same for something that has happened on this rank only."""
+        self.findings.own_notes.append(f"rank {self.membership.rank}: {text}")
 
     def capture(self) -> Capture:
         """Capture the state as it is: at a boundary, or after the changes of a step were undone."""

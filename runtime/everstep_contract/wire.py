@@ -278,6 +278,9 @@ class Applied:
     grad_norm: float | None
     entries: tuple[LedgerEntry, ...] = ()
     notes: tuple[str, ...] = ()
+    """What every rank notes in the same words; the status shows those of the first rank."""
+    own_notes: tuple[str, ...] = ()
+    """What this rank alone notes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,6 +101,12 @@ def test_what_every_rank_notes_is_said_once_by_the_first_rank():
     assert seen.notes == ("store: slow", "step 5: loss", "step 6: loss")
 
 
+def test_what_one_rank_notes_is_said_of_any_rank():
+    killed = "rank 1: feed 1: data worker 7 was killed"
+    reports = [(stepping(0), 0.0), (replace(stepping(1), own_notes=(killed,)), 0.0)]
+    assert seen_document.build_seen(facts(), an_epoch(), reports).notes == (killed,)
+
+
 def test_dropped_output_is_told_of_each_slot_in_steps_of_the_leading_digit():
     reports = [(replace(stepping(1), dropped=2499), 0.1), (replace(stepping(0), dropped=7), 0.1)]
     notes = seen_document.build_seen(facts(notes=("first",)), an_epoch(), reports).notes

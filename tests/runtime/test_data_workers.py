@@ -72,7 +72,7 @@ def assert_equal(found: list[Any], wanted: list[Any]) -> None:
 
 
 def notes(trial: Trial) -> str:
-    return "\n".join(text for f in trial.agent.frames for text in getattr(f, "notes", ()))
+    return "\n".join(text for f in trial.agent.frames for text in getattr(f, "own_notes", ()))
 
 
 def wait_ended(process: int) -> None:
@@ -158,7 +158,9 @@ def test_a_data_worker_that_is_killed_is_named_and_replaced(
             os.kill(before[0], signal.SIGKILL)
 
     assert_equal(take_steps(trial, data, after=kill_one), undisturbed)
-    assert f"feed fed: data worker {before[0]} was killed by signal 9 (SIGKILL" in notes(trial)
+    assert f"rank 0: feed fed: data worker {before[0]} was killed by signal 9 (SIGKILL" in notes(
+        trial
+    )
     assert "another takes its place" in notes(trial)
     assert len(data._workers.pids) == 2
     assert before[0] not in data._workers.pids

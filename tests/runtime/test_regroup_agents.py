@@ -113,6 +113,23 @@ async def test_a_group_that_breaks_without_a_death_is_formed_anew_by_the_same_ra
         await assert_exact(gang, STEPS)
 
 
+def a_script_with_a_note(job: Job) -> None:
+    def note(step: int) -> None:
+        if job.rank == 1 and step == 2:
+            job._session.note_own("its disk is slow")
+
+    a_script(job, 10**6, note)
+
+
+async def test_what_any_rank_notes_of_itself_is_in_the_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawner = spawn.ForkSpawner(lambda: run(a_script_with_a_note, seed=2))
+    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
+    async with Gang(tmp_path, 2) as gang:
+        await gang.until(lambda s: "rank 1: its disk is slow" in s.notes, 60.0)
+
+
 def a_script_whose_second_group_connects_forever(job: Job, folder: Path) -> None:
     """Each rank that has met the others and connects makes a file."""
     make = forming._make

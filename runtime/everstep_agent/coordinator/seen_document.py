@@ -57,6 +57,7 @@ def build_seen(
     told = [
         *facts.notes,
         *(lead.notes if lead else ()),
+        *(note for _, r in held_by for note in r.own_notes),
         *_list_unread(agents),
         *_list_not_joined(agents),
     ]

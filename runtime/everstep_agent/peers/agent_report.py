@@ -202,6 +202,9 @@ class AgentReport:
     of this or a later step is committed.
     """
     notes: tuple[str, ...] = ()
+    """What every rank notes in the same words."""
+    own_notes: tuple[str, ...] = ()
+    """What this pod's ranks alone note."""
     not_joined: str = ""
     """Why a local rank is in no epoch although the job has a place for it; empty: none, or it is on
     its way.

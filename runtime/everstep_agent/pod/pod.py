@@ -103,6 +103,7 @@ class Pod:
         """A bug in Everstep, met in a task of its own."""
         self._ledger = TimeLedger()
         self._notes: tuple[str, ...] = ()
+        self._own_notes: tuple[str, ...] = ()
         self._refusals: refusals.Refusals = {}
         self._refused: Collection[int] = ()
         """Local ranks whose next worker waits after a refusal."""
@@ -339,7 +340,8 @@ class Pod:
         now = time.monotonic()
         self._ledger.begin(now, restore=restore, first=self.epoch == 0)
         self.epoch, self.level = level.number, level
-        self._arming, self._restorer.broken, self._notes = Arming(), None, ()
+        self._arming, self._restorer.broken = Arming(), None
+        self._notes = self._own_notes = ()
         self.book.rewind(level.resume)
         self.saves.enter(level.number, level.token)
         self.deaths.entered_epoch()
@@ -476,7 +478,9 @@ class Pod:
             self.book.add(frame.entries)
         if frame.notes and worker.local == 0:
             self._notes = (*self._notes, *frame.notes)[-5:]
-        if frame.notes or (self.level is not None and frame.step == self.level.resume + 1):
+        self._own_notes = (*self._own_notes, *frame.own_notes)[-5:]
+        told = frame.notes or frame.own_notes
+        if told or (self.level is not None and frame.step == self.level.resume + 1):
             self._touch()
 
     def _unsaved(self, staged: wire.Staged, rank: int) -> None:
@@ -638,6 +642,7 @@ class Pod:
             loss=lead.applied.loss if lead and lead.applied else None,
             pins=self.saves.pins,
             notes=self._notes,
+            own_notes=self._own_notes,
             not_joined=self._why_not_joined(),
             dropped=self._dropped(),
             uploading=self.saves.busy,
