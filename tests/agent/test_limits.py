@@ -169,6 +169,28 @@ async def test_a_member_that_leaves_saves_first_and_then_its_workers_end() -> No
     assert term.running.boundary is None
 
 
+async def test_a_member_leaves_after_an_evaluation_during_which_all_would_restart() -> None:
+    term, watch, workers = start_to_leave()
+    saved = Commit(epoch=1, token="t", step=6, manifest="m", digest="d")
+    term.change(term.state.disarm().commit(saved))
+    evaluates = [replace(workers[0], scope=levels.Scope.EVALUATE), workers[1]]
+    boundary_turn.settle(term, watch, evaluates, 2.0)
+    assert term.running.leaving == ()
+    boundary_turn.settle(term, watch, workers, 3.0)
+    assert term.running.leaving == ((1, 0, 1),)
+
+
+async def test_a_member_waits_for_no_evaluation_longer_than_for_its_save() -> None:
+    term, watch, workers = start_to_leave()
+    saved = Commit(epoch=1, token="t", step=6, manifest="m", digest="d")
+    term.change(term.state.disarm().commit(saved))
+    evaluates = [replace(w, scope=levels.Scope.EVALUATE) for w in workers]
+    boundary_turn.settle(term, watch, evaluates, 0.9 + term.settings.drain_seconds)
+    assert term.running.leaving == ()
+    boundary_turn.settle(term, watch, evaluates, 1.0 + term.settings.drain_seconds)
+    assert term.running.leaving == ((1, 0, 1),)
+
+
 async def test_a_member_whose_save_cannot_be_committed_leaves_without_it() -> None:
     term, watch, workers = start_to_leave()
     term.change(term.state.disarm())

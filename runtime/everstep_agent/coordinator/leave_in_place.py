@@ -15,6 +15,7 @@ from everstep_agent.coordinator.term import Term
 from everstep_agent.coordinator.watch import Watch
 from everstep_agent.peers.agent_report import AgentReport, WorkerReport
 from everstep_agent.peers.epoch_level import Id
+from everstep_contract import levels
 
 SAVE_AGAIN_SECONDS = 5.0
 """Pause between two saves for members that leave, if the first one was not committed."""
@@ -98,7 +99,9 @@ def _let_leave(
             _say_unsaved(term, leaving, limit)
     if replaced and invitations.may_claim_soon(term):
         arm(term, watch, workers, purpose, now, hold=True)
-    elif term.running.leaving != leaving and not _awaits_replacement(term, watch, now):
+    elif term.running.leaving != leaving and not (
+        _awaits_replacement(term, watch, now) or _evaluate(term, watch, workers, leaving, now)
+    ):
         term.line.say("members_leave", slots=",".join(str(slot) for slot, _, _ in leaving))
         term.mark("drain")
         term.change(term.state.let_leave(leaving))
@@ -108,6 +111,20 @@ def _limit_wait(term: Term, leaving: Sequence[Id]) -> float:
     """For how many seconds the members wait for the commit of their state: the others hold the same."""
     notices = [r.notice for r in term.recent() if r.id in leaving and r.notice]
     return min([term.settings.drain_seconds, *(max(n / 2, n - LEAVE_SECONDS) for n in notices)])
+
+
+def _evaluate(
+    term: Term,
+    watch: Watch,
+    workers: Sequence[WorkerReport],
+    leaving: Sequence[Id],
+    now: float,
+) -> bool:
+    """Whether a rank is in `job.evaluate` or `job.sum`, where a loss would restart all ranks, and there is time to
+    wait for its end.
+    """
+    inside = any(w.scope is levels.Scope.EVALUATE for w in workers)
+    return inside and now - watch.leave_since < _limit_wait(term, leaving)
 
 
 def _is_committed(term: Term, step: int) -> bool:
