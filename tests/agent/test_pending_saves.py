@@ -1,15 +1,18 @@
 """Saves that wait for their parts, and the save for which the whole job waits."""
 
+import asyncio
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agent.given import a_member, a_report, a_worker, an_epoch, stepping
+from agent.a_term import a_term
+from agent.given import a_member, a_report, a_worker, an_epoch, stepping, wanting
 from everstep_agent import logline
 from everstep_agent.checkpoint.commit import Committer
 from everstep_agent.checkpoint.parts import Part
-from everstep_agent.coordinator import last_save, members
+from everstep_agent.coordinator import last_save, members, recover
 from everstep_agent.coordinator.background import Background
 from everstep_agent.coordinator.pending_saves import FAILED, PendingSaves
 from everstep_agent.coordinator.saves import Saves
@@ -191,3 +194,28 @@ def test_the_full_state_of_a_unit_is_complete_with_what_each_of_its_ranks_holds(
     both = tuple(a_worker(local=local, whole=7) for local in (0, 1))
     assert members.find_complete(epoch, [a_report(1, epoch=1, workers=both)]) == 7
     assert members.find_complete(epoch, [a_report(1, epoch=1, workers=both[:1])]) == 0
+
+
+async def test_a_save_that_one_rank_had_no_room_for_is_not_awaited_once_all_ranks_are_dead() -> (
+    None
+):
+    """Both ranks have staged a later step than the newest commit, but not the same one."""
+    term = a_term(wanting(2))
+    term.change(term.state.begin_epoch(an_epoch(committed=6)))
+    for slot, staged in ((0, 9), (1, 8)):
+        dead = stepping(slot, state=State.DEAD)
+        term.take(replace(dead, staged=staged, unsent_of=1))
+    for arrived in (part(8, problem="no room"), part(8, rank=1), part(9)):
+        assert term.add_part(arrived)
+    async with asyncio.timeout(recover.DRAIN_SECONDS / 2):
+        await recover._drain(term)
+
+
+async def test_an_older_save_that_may_still_be_complete_is_awaited_instead() -> None:
+    term = a_term(wanting(2))
+    term.change(term.state.begin_epoch(an_epoch(committed=6)))
+    for slot in (0, 1):
+        term.take(replace(stepping(slot, state=State.DEAD), staged=8))
+    for arrived in (part(8, problem="no room"), part(7)):
+        assert term.add_part(arrived)
+    assert recover._find_awaited(term) == 7

@@ -181,7 +181,7 @@ async def _drain_within_limits(term: Term) -> None:
         all_there = whole or heard.issuperset(m.id for m in epoch.members)
         if term.now() > began + (term.settings.drain_seconds if all_there else DRAIN_SECONDS):
             return
-        newest = max(members.find_complete(epoch, term.reports.all()), whole)
+        newest = max(_find_awaited(term), whole)
         if newest <= epoch.committed and not term.saves.busy:
             if term.now() > began + LOOK_SECONDS or _have_looked(term):
                 return
@@ -196,6 +196,17 @@ async def _drain_within_limits(term: Term) -> None:
             said = newest
         term.pump({})
         await term.tick()
+
+
+def _find_awaited(term: Term) -> int:
+    """The newest step whose parts the agents of dead workers may still upload; 0: none. A step that all have reached
+    lacks a part if one of them had no room for it.
+    """
+    epoch = term.running
+    newest = members.find_complete(epoch, term.reports.all())
+    if not term.saves.why_given_up(epoch.number, newest):
+        return newest
+    return max((s for s in term.saves.pending(epoch.number) if s < newest), default=0)
 
 
 def _have_uploaded(term: Term) -> int:
