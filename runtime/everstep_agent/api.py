@@ -12,7 +12,7 @@ from everstep_agent.peers import http, peer_tier
 from everstep_agent.peers.agent_report import AgentReport
 from everstep_agent.peers.client import PeerError, Pool
 from everstep_agent.peers.incoming import Incoming
-from everstep_agent.peers.messages import Accepted, After, LedgerCall, StoreCall
+from everstep_agent.peers.messages import Accepted, After, Asking, LedgerCall, StoreCall
 from everstep_agent.pod import fetch_ledger
 from everstep_agent.pod.relay import answer_call
 from everstep_contract import codec, levels, names
@@ -73,6 +73,7 @@ class Api:
         return levels.Seen(run=self._run)
 
     async def _post_who(self, body: bytes) -> bytes:
+        self._own.note_lost(codec.loads(Asking, body).lost)
         return codec.dumps(self._own.who())
 
     async def _heard(self, body: bytes) -> bytes:

@@ -1,6 +1,8 @@
 """What the parts of an agent share: its report, the newest levels, its identity."""
 
+import math
 import time
+from collections.abc import Collection
 
 from everstep_agent.agent_state import AgentState
 from everstep_agent.checkpoint.folder_tier import FolderTier
@@ -13,6 +15,9 @@ from everstep_agent.peers.group_store import GroupStore
 from everstep_agent.peers.messages import Levels, Who
 from everstep_agent.pod.pod import Pod
 from everstep_contract import levels
+
+TOLD_SECONDS = 3.0
+"""How long a peer's word counts that it has lost this agent's coordinator."""
 
 
 class OwnAgent:
@@ -28,6 +33,8 @@ class OwnAgent:
         """Addresses of coordinators with which this agent has lost contact, and which have not
         answered since.
         """
+        self._doubted_at = -math.inf
+        """When a peer last said that it has lost the coordinator that this agent follows."""
         self._state = state
         self._pod = pod
 
@@ -88,11 +95,19 @@ class OwnAgent:
     def peers(self) -> dict[str, levels.SlotAttempt]:
         return self._state.peers()
 
+    def note_lost(self, addresses: Collection[str]) -> None:
+        """A peer has lost these coordinators."""
+        if self._state.following is not None and self._state.following.address in addresses:
+            self._doubted_at = time.monotonic()
+
     @property
     def waits_long(self) -> bool:
-        """Whether a local rank has waited for other ranks for a long time, or has left its group: a
-        member may be lost.
+        """Whether a local rank has waited for other ranks for a long time, or has left its group, or a
+        peer has just lost this agent's coordinator: a member may be lost. A rank that waits for one of its own
+        unit seems to compute, so only its peers can tell.
         """
+        if time.monotonic() - self._doubted_at < TOLD_SECONDS:
+            return True
         return any(w.waits_long or w.state is State.HELD for w in self.report().workers)
 
     @property

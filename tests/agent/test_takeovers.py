@@ -127,6 +127,21 @@ async def test_who_would_coordinate_next_has_read_the_log_before_the_coordinator
         await assert_exact(gang, 20)
 
 
+async def test_who_hears_that_its_coordinator_was_lost_expects_the_answers_sooner(
+    tmp_path: Path,
+) -> None:
+    """Else a rank that waits for one of its own unit, which looks like computing, holds the successor up."""
+    async with Gang(tmp_path, 2) as gang:
+        await gang.until(lambda s: s.step >= 3)
+        assert gang.seen.coordinator is not None
+        lead = gang.seen.coordinator.slot
+        own = gang.agents[1 - lead]._api._own
+        own.note_lost(["192.0.2.1:7070"])
+        assert not own.waits_long
+        own.note_lost([gang.agents[lead].me.address])
+        assert own.waits_long
+
+
 async def test_when_every_pod_was_replaced_the_operators_incident_goes_on(tmp_path: Path) -> None:
     async with Gang(tmp_path, 2) as gang:
         await gang.until(lambda s: s.step >= 3)

@@ -20,7 +20,7 @@ from everstep_agent.peers.following import (
     choose_witness,
     find_unreached,
 )
-from everstep_agent.peers.messages import Accepted, After, Levels, Who
+from everstep_agent.peers.messages import Accepted, After, Asking, Levels, Who
 from everstep_contract import codec, levels
 
 WHO_SECONDS = 1.5
@@ -159,7 +159,9 @@ class Follower:
         try:
             lost = limit < WHO_SECONDS and address in self._here.lost
             seconds = LOST_WHO_SECONDS if lost else limit
-            who = await client.call("/v1/who", After(), Who, timeout=seconds)
+            who = await client.call(
+                "/v1/who", Asking(lost=tuple(sorted(self._here.lost))), Who, timeout=seconds
+            )
             self._strangers.discard(address)
             self._here.lost.discard(address)
         except PeerError as error:

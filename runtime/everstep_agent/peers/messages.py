@@ -77,6 +77,16 @@ class After:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """Asks an agent whom it follows."""
+
+    lost: tuple[str, ...] = ()
+    """Addresses of coordinators that the asking agent has lost. Who follows one of them expects its
+    answers sooner, even if its own ranks do not seem to wait.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
     """Answer to a report or a part. If it is not `acting`, look for another coordinator."""
 
