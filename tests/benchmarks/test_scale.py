@@ -6,6 +6,7 @@ import pytest
 
 from everstep_lab.exporter.gpu import build_gpu
 from everstep_operator.health import parse
+from everstep_operator.health.rules.registry import load_rules
 from everstep_operator.jobs.plan import QUIET_SECONDS
 from everstep_scale import cli, meter, table
 from everstep_scale.bench import Bench
@@ -55,7 +56,7 @@ def test_jobs_that_do_not_fit_are_refused_with_what_they_need() -> None:
 def test_a_page_names_its_node_and_gpus_and_only_its_energy_moves() -> None:
     exporters = Exporters(nodes={})
     first, later = (exporters.page("gpu-007", now) for now in (0.0, 60.0))
-    found, moved = parse.parse_page(first, {}), parse.parse_page(later, {})
+    found, moved = (parse.parse_page(page, load_rules().metrics) for page in (first, later))
     assert found.hostname == "gpu-007"
     assert set(found.gpus) == {build_gpu(0, "gpu-007", index).uuid for index in range(GPUS)}
     assert all(moved.gpus[u].energy > gpu.energy for u, gpu in found.gpus.items())  # type: ignore[operator]
