@@ -100,7 +100,8 @@ def _let_leave(
     if replaced and invitations.may_claim_soon(term):
         arm(term, watch, workers, purpose, now, hold=True)
     elif term.running.leaving != leaving and not (
-        _awaits_replacement(term, watch, now) or _evaluate(term, watch, workers, leaving, now)
+        _awaits_replacement(term, watch, now)
+        or _awaits_evaluation(term, watch, workers, leaving, now)
     ):
         term.line.say("members_leave", slots=",".join(str(slot) for slot, _, _ in leaving))
         term.mark("drain")
@@ -113,7 +114,7 @@ def _limit_wait(term: Term, leaving: Sequence[Id]) -> float:
     return min([term.settings.drain_seconds, *(max(n / 2, n - LEAVE_SECONDS) for n in notices)])
 
 
-def _evaluate(
+def _awaits_evaluation(
     term: Term,
     watch: Watch,
     workers: Sequence[WorkerReport],

@@ -187,8 +187,8 @@ class LogIndex:
         return list(self._standing.values())
 
     def first_steps(self) -> Mapping[int, int]:
-        """Epoch → its first step whose checkpoint stands or ever had a name. A later claim must show
-        whether the run continues from it.
+        """Epoch → its first step whose checkpoint is not retired, or was ever pinned. A later claim's
+        chain must show whether the run continues from it.
         """
         found: dict[int, int] = {}
         for commit in (*self._standing.values(), *self._pins.values()):

@@ -136,18 +136,27 @@ def _why_out(member: MemberId, grounds: _Grounds) -> str:
     """Why `member` may be left out: proof of its death, or the operator's decision; empty if there
     is neither.
     """
-    pod = member.slot, member.attempt
-    place = (*pod, member.incarnation, member.rank)
-    if member in grounds.dead:
-        return "its agent reported its end"
-    if grounds.ended.get(pod, -1) >= member.incarnation:
-        return "its container terminated"
+    if why := _why_dead(member, grounds):
+        return why
     if grounds.gone.get(member.slot, -1) >= member.attempt:
         return GONE
     if grounds.yielded.get(member.slot, -1) == member.attempt:
         return "its node and its agent were silent, and the operator let it be left out"
     if (attempt := grounds.attempts.get(member.slot, member.attempt)) > member.attempt:
         return f"attempt {attempt} of its slot runs"
+    return ""
+
+
+def _why_dead(member: MemberId, grounds: _Grounds) -> str:
+    """The proof of its death; empty if there is none. The operator's decisions prove nothing, nor does
+    a newer attempt of its slot, which is one of them.
+    """
+    pod = member.slot, member.attempt
+    place = (*pod, member.incarnation, member.rank)
+    if member in grounds.dead:
+        return "its agent reported its end"
+    if grounds.ended.get(pod, -1) >= member.incarnation:
+        return "its container terminated"
     if grounds.incarnations.get(pod, member.incarnation) > member.incarnation:
         return "its agent was restarted"
     if grounds.lives.get(place, member.life) > member.life:
@@ -160,21 +169,7 @@ def list_dead(
 ) -> frozenset[MemberId]:
     """The claim's members whose ends are proven, also by the new `members`."""
     held, grounds = frozenset(members), _build_grounds(members, proof, newest.epoch)
-    return frozenset(m for m in newest.members if m not in held and _is_dead(m, grounds))
-
-
-def _is_dead(member: MemberId, grounds: _Grounds) -> bool:
-    """The operator's decisions prove nothing, nor does a newer attempt of its slot, which is one of
-    them.
-    """
-    pod = member.slot, member.attempt
-    place = (*pod, member.incarnation, member.rank)
-    return (
-        member in grounds.dead
-        or grounds.ended.get(pod, -1) >= member.incarnation
-        or grounds.incarnations.get(pod, member.incarnation) > member.incarnation
-        or grounds.lives.get(place, member.life) > member.life
-    )
+    return frozenset(m for m in newest.members if m not in held and _why_dead(m, grounds))
 
 
 def holds_majority(
@@ -187,8 +182,8 @@ def holds_majority(
     Args:
         dead: members whose ends are proven.
     """
-    kept, gone = frozenset(members), frozenset(dead)
-    living = [m for m in newest.members if m in kept or m not in gone]
+    kept, ended = frozenset(members), frozenset(dead)
+    living = [m for m in newest.members if m in kept or m not in ended]
     held = [m for m in living if m in kept]
     if 2 * len(held) != len(living):
         return 2 * len(held) > len(living)
