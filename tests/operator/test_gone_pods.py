@@ -5,7 +5,7 @@ from dataclasses import replace
 from everstep_operator.evidence import Finding
 from everstep_operator.quarantines import Quarantine, build_object, conclude, to_quarantine
 from everstep_operator.values import GonePods, NodeState
-from health_given import HEALTHY, NODE, A, B, History, a_gpu, a_page
+from health_given import HEALTHY, NODE, A, B, History, a_gpu, a_node, a_page
 
 ONE, TWO = "team/lm-0-1", "team/lm-1-1"
 BOTH_HELD = a_page(a_gpu(A, pods=frozenset({ONE})), a_gpu(B, pods=frozenset({TWO})))
@@ -44,8 +44,8 @@ def test_an_exporter_that_names_no_pods_condemns_them_all() -> None:
 
 
 def test_with_every_gpu_lost_nobody_is_spared() -> None:
-    held = a_quarantine(History().scrape(ONLY_B_HELD, *[a_page()] * 3).finding())
-    assert held.gone_pods.includes(TWO)
+    bare = History(facts=a_node(allocatable=0)).scrape(ONLY_B_HELD, *[a_page()] * 61)
+    assert a_quarantine(bare.finding()).gone_pods.includes(TWO)
 
 
 def test_the_conclusion_stands_for_a_leader_that_has_seen_nothing_or_less() -> None:
@@ -59,6 +59,7 @@ def test_the_conclusion_stands_for_a_leader_that_has_seen_nothing_or_less() -> N
 def test_the_loss_of_a_further_gpu_adds_its_holder() -> None:
     history = History().scrape(BOTH_HELD, *[LOST] * 3)
     held = a_quarantine(history.finding())
+    history.facts = a_node(allocatable=0)
     worse = history.scrape(*[a_page()] * 61).finding()
     assert conclude(held, worse) == (NodeState.GONE, GonePods(holders=(ONE, TWO)))
 

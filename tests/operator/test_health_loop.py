@@ -102,6 +102,18 @@ async def test_an_exporter_gone_silent_is_reported_and_nobody_is_cordoned(
     assert rig.receiver.states() == {}
 
 
+async def test_an_exporter_that_still_shows_switches_but_no_gpu_is_reported_too(rig: Rig) -> None:
+    await rig.rounds(2)
+    rig.exporter.page = 'DCGM_FI_DEV_NVSWITCH_TEMPERATURE_CURRENT{nvswitch="0",Hostname="x"} 41\n'
+    for _ in range(100):
+        rig.now += 1
+        await rig.loop.scrape_once()
+    await rig.passes()
+    assert rig.receiver.states() == {"node-0": "unknown"}
+    assert rig.cluster.quarantines() == ()
+    assert 'everstep_exporter_scrapes_total{outcome="no-gpus"} 100.0' in rig.loop.render_metrics()
+
+
 async def test_the_event_of_a_silence_is_there_as_long_as_the_silence(rig: Rig) -> None:
     """API servers delete Events after an hour."""
     rig.exporter.mode = "http500"

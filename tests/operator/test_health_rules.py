@@ -196,8 +196,28 @@ def test_the_pods_of_a_lost_gpu_are_remembered_from_its_last_page() -> None:
     assert claim.pods == ("default/job-0-1",)
 
 
-def test_every_gpu_gone_from_a_page_that_still_has_headings_is_gone() -> None:
-    assert History().scrape(HEALTHY, *[a_page()] * 61).states() == ["gone", "gone"]
+def test_pages_that_show_no_gpu_at_all_are_silence_as_long_as_the_node_offers_its_gpus() -> None:
+    """An exporter that still shows NVSwitches or CPUs is more often at fault than all GPUs at once."""
+    finding = History().scrape(HEALTHY, *[a_page()] * 100).finding()
+    assert (finding.claims, finding.silent_reason) == ((), "ExporterSilent")
+    assert "the exporter's pages show no GPU, only other series: run nvidia-smi" in finding.silent
+
+
+def test_pages_that_show_no_gpu_of_a_node_that_offers_none_any_more_mean_gone() -> None:
+    history = History(facts=a_node(allocatable=0)).scrape(HEALTHY, *[a_page(), EMPTY] * 30)
+    assert history.states() == []
+    assert history.scrape(a_page()).states() == ["gone", "gone"]
+
+
+def test_a_page_without_a_gpu_does_not_end_the_absence_of_one() -> None:
+    history = History().scrape(HEALTHY, LOST, LOST, LOST, *[a_page()] * 5)
+    assert history.states() == ["gone"]
+    assert history.scrape(HEALTHY).states() == []
+
+
+def test_an_exporter_of_a_node_without_gpus_is_not_silent() -> None:
+    history = History(facts=a_node(gpus=0, allocatable=0)).scrape(*[a_page()] * 5)
+    assert history.finding().silent == ""
 
 
 def test_empty_pages_are_silence_as_long_as_the_node_offers_its_gpus() -> None:

@@ -118,10 +118,10 @@ def _missing(uuid: str, gpu: GpuMemory, facts: NodeFacts, limits: Limits) -> Cla
 
 
 def _all_missing(memory: NodeMemory, facts: NodeFacts, limits: Limits) -> Iterator[Claim]:
-    """An exporter serves an empty page briefly while it reloads, and permanently when no GPU is
-    left. The device plugin's count of usable GPUs tells the two apart.
+    """An exporter shows no GPU briefly while it reloads, as long as it is broken itself, and when no GPU
+    is left. The device plugin's count of usable GPUs distinguishes the last from the others.
     """
-    if memory.failure is None or memory.failure.kind is not FailureKind.EMPTY:
+    if memory.failure is None or not memory.failure.answers:
         return
     if not facts.gpus or facts.allocatable or memory.empty < limits.missing_scrapes:
         return
@@ -132,7 +132,7 @@ def _all_missing(memory: NodeMemory, facts: NodeFacts, limits: Limits) -> Iterat
         if gpu.missing or is_known(evidence, facts.answered):
             continue
         message = (
-            f"{_gpu(uuid, gpu)} is missing: the exporter's page is empty and the node offers none "
+            f"{_gpu(uuid, gpu)} is missing: the exporter's page shows no GPU and the node offers none "
             f"of its {facts.gpus} GPUs, since {shown_time(onset.at)}"
         )
         yield Claim(
@@ -168,6 +168,9 @@ def _silence(memory: NodeMemory, limits: Limits) -> tuple[str, str]:
         if memory.failure.kind is FailureKind.CONTESTED:
             said = f"since {since} {memory.failure.message}; the state of its GPUs is unknown"
             return REASON_CONTESTED, f"{said}. {LEAVE_ONE}"
+        if memory.failure.kind is FailureKind.NO_GPUS:
+            said = f"since {since} {memory.failure.message}; the state of its GPUs is unknown"
+            return REASON_SILENT, said
         said = f"every scrape since {since} failed: {memory.failure.message}"
         return REASON_SILENT, f"{said}; the state of its GPUs is unknown"
     if memory.energy_moved is not None and not memory.failures and _is_frozen(memory, limits):

@@ -5,6 +5,7 @@ time alone (a silence, the end of a doubt). Between two rounds only nodes with n
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from everstep_operator.evidence import Finding
 from everstep_operator.fleet.observed import Findings, shows_more, tells
@@ -36,14 +37,17 @@ class Examiner:
     def findings(self) -> Findings:
         return Findings(by_node=self._found, telling=self._telling, unlisted=self._unlisted)
 
-    def hear(self, scrapes: Iterable[Scrape], nodes: Nodes) -> None:
-        for scrape in scrapes:
-            facts = nodes.get(scrape.node)
-            if facts is not None:
-                held = self.memories.get(scrape.node, NodeMemory())
-                self.memories[scrape.node] = remember(
-                    held, scrape, facts, self._rules, self._limits
-                )
+    def hear(self, scrapes: Iterable[Scrape], nodes: Nodes) -> list[Scrape]:
+        """Return the scrapes as they count: a page that shows no GPU of a node with GPUs is a failure."""
+        return [self._hear(scrape, nodes.get(scrape.node)) for scrape in scrapes]
+
+    def _hear(self, scrape: Scrape, facts: NodeFacts | None) -> Scrape:
+        if facts is None:
+            return scrape
+        held = self.memories.get(scrape.node, NodeMemory())
+        memory = remember(held, scrape, facts, self._rules, self._limits)
+        self.memories[scrape.node] = memory
+        return replace(scrape, outcome=memory.failure or scrape.outcome)
 
     def note_death(self, node: str, now: float) -> bool:
         """Record a rank's death; return whether the node is watched, so that a later page can

@@ -150,8 +150,8 @@ class HealthLoop:
         try:
             known = list(examiner.memories)
             scrapes = await self._exporters.read(self._refresh(self._clock()), known)
-            examiner.hear(scrapes, self._roster.now.nodes)
-            metrics.note_scrapes(scrapes, watched=self._exporters.count_watched(self._roster.now))
+            heard = examiner.hear(scrapes, self._roster.now.nodes)
+            metrics.note_scrapes(heard, watched=self._exporters.count_watched(self._roster.now))
         finally:
             examiner.examine_all(self._roster.now.nodes, self._clock())
         ages = {name: memory.last_good for name, memory in examiner.memories.items()}

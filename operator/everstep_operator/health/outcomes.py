@@ -21,12 +21,19 @@ class FailureKind(enum.Enum):
     """There is more than one exporter pod on the node: see `targets`."""
     FOREIGN = "foreign"
     """The page names another node: the pod has ended, and its address belongs to that node's exporter."""
+    NO_GPUS = "no-gpus"
+    """The page has other series (of NVSwitches, CPUs), but shows none of the node's GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrapeFailure:
     kind: FailureKind
     message: str
+
+    @property
+    def answers(self) -> bool:
+        """Whether the exporter answers, without any GPU: either it or all GPUs of the node failed."""
+        return self.kind in (FailureKind.EMPTY, FailureKind.NO_GPUS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

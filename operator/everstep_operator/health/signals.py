@@ -17,6 +17,11 @@ from everstep_operator.health.rules.reading import Change, Reading, Values
 from everstep_operator.health.rules.registry import Rule, Rules
 from everstep_operator.nodes import NodeFacts, choose_expected
 
+NO_GPUS = (
+    "the exporter's pages show no GPU, only other series: run nvidia-smi on the node, and restart dcgm-exporter if "
+    "it lists the GPUs"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -97,7 +102,7 @@ class NodeMemory:
     failures: int = 0
     """Consecutive."""
     empty: int = 0
-    """Consecutive empty pages; those that may repeat one sample count once."""
+    """Consecutive pages without a GPU; those that may repeat one sample count once."""
     empty_since: float = 0.0
     """When the first of them was requested, on the monotonic clock."""
     failing_since: float = 0.0
@@ -108,9 +113,12 @@ def remember(
     memory: NodeMemory, scrape: Scrape, facts: NodeFacts, rules: Rules, limits: Limits
 ) -> NodeMemory:
     memory = of_this_boot(memory, facts, rules)
-    if isinstance(scrape.outcome, ScrapeFailure):
-        return _remember_failure(memory, scrape, scrape.outcome, limits)
-    return _Fold(rules, limits).remember_page(memory, scrape, scrape.outcome, facts)
+    outcome = scrape.outcome
+    if isinstance(outcome, Page) and not outcome.gpus and (facts.has_gpus or memory.gpus):
+        outcome = ScrapeFailure(kind=FailureKind.NO_GPUS, message=NO_GPUS)
+    if isinstance(outcome, ScrapeFailure):
+        return _remember_failure(memory, scrape, outcome, limits)
+    return _Fold(rules, limits).remember_page(memory, scrape, outcome, facts)
 
 
 def of_this_boot(memory: NodeMemory, facts: NodeFacts, rules: Rules) -> NodeMemory:
@@ -161,10 +169,10 @@ def _remember_failure(
 def _count_empty(
     memory: NodeMemory, scrape: Scrape, failure: ScrapeFailure, limits: Limits
 ) -> tuple[int, float]:
-    """Consecutive empty pages, and since when. An exporter that has just started has not collected
+    """Consecutive pages without a GPU, and since when. An exporter that has just started has not collected
     yet, and one whose collection failed is empty until the next one, however often it is asked.
     """
-    if failure.kind is not FailureKind.EMPTY:
+    if not failure.answers:
         return 0, 0.0
     if not memory.empty:
         return 1, scrape.steady
