@@ -191,6 +191,13 @@ class ToyCluster:
         }
         self._touch(node)
 
+    def revive_node(self, name: str) -> None:
+        """The API server reaches the node again, and its pods run."""
+        self.dead_nodes.discard(name)
+        node = self.objects["nodes", name]
+        node["status"] = {"conditions": [{"type": "Ready", "status": "True"}]}
+        self._touch(node)
+
     def end_container(self, pod: str, *, reason: str) -> None:
         """The pod's container ends, and its kubelet has not started it again yet."""
         obj = self.objects["pods", pod]

@@ -419,7 +419,8 @@ class Recovery(UserInput):
         default=60,
         ge=1,
         le=86_400,
-        description="A node that is not Ready for longer is given up, and its pod is replaced.",
+        description="A node that is not Ready for longer is given up, and its pod is replaced. Time in which no node "
+        "that could run the job's pods is Ready does not count.",
     )
     replace_after_seconds: int | None = Field(
         default=None,

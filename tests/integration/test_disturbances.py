@@ -127,6 +127,28 @@ async def test_nobody_is_evicted_because_an_exporter_is_silent(lab: Lab, trial: 
     assert await trial.until_stepping() == epoch
 
 
+async def test_nobody_is_replaced_if_the_api_server_loses_all_nodes(lab: Lab, trial: Trial) -> None:
+    epoch = await trial.until_stepping()
+    pods = await trial.board.pods(NAME)
+    nodes = await trial.board.nodes()
+
+    async def all_away() -> bool:
+        return not any(node.ready for node in (await trial.board.nodes()).values())
+
+    for name in nodes:
+        lab.fault(name, partition=True)
+    try:
+        await trial.until("all nodes to be not Ready", all_away)
+        await asyncio.sleep(10.0)  # nodeLostSeconds is 5; then a slot saves and leaves
+        await until_further(trial, await trial.step())
+        assert await trial.board.pods(NAME) == pods
+        assert (await trial.job())["status"]["epoch"] == epoch
+    finally:
+        for name in nodes:
+            lab.heal(name)
+    await trial.until_stepping()
+
+
 async def test_a_killed_node_costs_no_step(lab: Lab, trial: Trial) -> None:
     epoch = await trial.until_stepping()
     pod = await trial.board.current_pod(NAME, 1)

@@ -115,6 +115,50 @@ async def test_a_node_that_the_api_server_has_no_more_is_lost_at_once() -> None:
     assert [(s["attempt"], s["formerNode"]) for s in lost] == [(2, "node-1")]
 
 
+def attempts_of(cluster: ToyCluster) -> list[int]:
+    return [slot["attempt"] for slot in cluster.job()["status"]["slots"]]
+
+
+async def test_a_job_none_of_whose_possible_nodes_is_ready_keeps_its_pods() -> None:
+    """The API server has lost contact with all nodes, and their pods may still train."""
+    cluster = ToyCluster()
+    operator = an_operator(cluster)
+    await placed_pods(cluster, operator)
+    for name in ("node-0", "node-1", "node-2"):
+        cluster.kill_node(name)
+    for _ in range(4):
+        cluster.feed(operator.world)
+        await operator.run(KEY)
+        cluster.now += 300
+    assert attempts_of(cluster) == [1, 1, 1]
+    running = next(c for c in cluster.job()["status"]["conditions"] if c["type"] == "Running")
+    assert running["reason"] == "NoNodeReady"
+    assert "none of the 3 nodes that could run the job's pods is Ready" in running["message"]
+    assert any("none of the 3 nodes" in text for text in told(cluster)), "an Event, too"
+
+
+async def test_a_node_is_lost_only_if_it_is_not_ready_for_long_while_another_one_is() -> None:
+    """Nodes do not become Ready all at the same moment."""
+    cluster = ToyCluster()
+    operator = an_operator(cluster)
+    await placed_pods(cluster, operator)
+    for name in ("node-0", "node-1", "node-2"):
+        cluster.kill_node(name)
+    cluster.feed(operator.world)
+    await operator.run(KEY)
+    cluster.now += 600
+    await operator.run(KEY)
+    cluster.revive_node("node-0")
+    for wait in (0, 59):
+        cluster.now += wait
+        cluster.feed(operator.world)
+        await operator.run(KEY)
+    assert attempts_of(cluster) == [1, 1, 1]
+    cluster.now += 2
+    await operator.run(KEY)
+    assert attempts_of(cluster) == [1, 2, 2]
+
+
 async def test_a_clock_that_is_set_an_hour_ahead_ends_no_wait() -> None:
     cluster = ToyCluster(stuck_nodes={"node-2"})
     operator = an_operator(cluster)

@@ -78,8 +78,8 @@ def _of_pods(observed: Observed, now: float) -> Iterator[float]:
 def _of_placed(observed: Observed, pod: Pod, now: float) -> Iterator[float]:
     spec, node = observed.job.spec, observed.nodes.get(pod.node)
     assert spec is not None
-    if node is not None and node.not_ready_for is not None:
-        yield now + spec.recovery.node_lost_seconds - node.not_ready_for
+    if node is not None and (lost_for := observed.lost_for(node)) is not None:
+        yield now + spec.recovery.node_lost_seconds - lost_for
     if pod.deleting_until is not None:
         yield max(pod.deleting_until, now + pod.grace - observed.deleting_for.get(pod.uid, 0.0))
     if pod.ended is not None:

@@ -299,7 +299,8 @@ def _decide_unreachable(
         text = f"node {pod.node} is no longer in the cluster"
         return _raised(observed, record, "NodeLost", text, pod=pod)
     limit = spec.recovery.node_lost_seconds
-    if node.not_ready_for is None or node.not_ready_for < limit:
+    lost_for = observed.lost_for(node)
+    if lost_for is None or lost_for < limit:
         return None
     message = (
         f"node {pod.node} has not been Ready for more than {limit} s (recovery.nodeLostSeconds): "

@@ -159,6 +159,12 @@ class Observed:
     unproven: frozenset[str] = frozenset()
     """UIDs of pods whose address gives answers without a proof of the job's token."""
     nodes: Mapping[str, NodeFact] = field(default_factory=lambda: MappingProxyType({}))
+    cut_off: int = 0
+    """How many nodes could run the job's pods, if none of them is Ready; 0: one is, or the job has no
+    node.
+    """
+    reached_for: float = math.inf
+    """Seconds since `cut_off` was last above 0, as observed by this process."""
     silent_nodes: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Node → seconds for which its lease has not been renewed while leases of other nodes were; all
     such nodes of the cluster.
@@ -204,6 +210,13 @@ class Observed:
     @property
     def fresh(self) -> bool:
         return self.seen is not None and self.seen_age <= FRESH_SECONDS
+
+    def lost_for(self, node: NodeFact) -> float | None:
+        """Seconds for which the node alone has not been Ready, or together with only some of the nodes
+        that could run the job's pods; None: it is Ready.
+        """
+        away = node.not_ready_for
+        return None if away is None else min(away, self.reached_for)
 
     @property
     def running(self) -> bool:

@@ -6,13 +6,21 @@ status, and in the job's own report.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from everstep_contract.levels import Seen
 from everstep_operator import kube
-from everstep_operator.jobs import action_log, conditions, genuine, observe, starts
+from everstep_operator.jobs import (
+    action_log,
+    conditions,
+    disruption,
+    genuine,
+    observe,
+    starts,
+)
 from everstep_operator.jobs.actions import Plan
 from everstep_operator.jobs.agents import Agents
 from everstep_operator.jobs.apply import Outcome, Pace, apply_plan, create_event, report_failure
@@ -52,6 +60,8 @@ class Memory:
     what was observed.
     """
     out_of_memory: ToldOutOfMemory = field(default_factory=ToldOutOfMemory)
+    cut_off_at: float = -math.inf
+    """When (`Passes.steady`) none of the nodes that could run its pods was last seen Ready."""
     unproven: set[str] = field(default_factory=set)
     """UIDs of pods already reported as giving unproven answers."""
 
@@ -154,6 +164,10 @@ class Passes:
         self._note_waiting(job.key, told.seen)
         pods = self._own_pods(found)
         self._rivals.refresh(found, pods)
+        steady = self.steady()
+        nodes = self._nodes(pods, steady)
+        cut_off = self._count_cut_off(job, pods, nodes)
+        memory.cut_off_at = steady if cut_off else memory.cut_off_at
         observed = Observed(
             job=job,
             pods=pods,
@@ -162,18 +176,20 @@ class Passes:
             callers=told.callers,
             asked_for=told.asked_for,
             unproven=told.unproven,
-            nodes=self._nodes(pods, self.steady()),
+            nodes=nodes,
+            cut_off=cut_off,
+            reached_for=steady - memory.cut_off_at,
             silent_nodes=self.silent_nodes(),
             verdicts=self.verdicts or {},
             judged=self.verdicts is not None,
             judged_ages=self._judged_ages(pods),
             rivals=self._find_rivals(found, pods),
-            lent=self._room.find_lent(found, pods, self.steady()),
+            lent=self._room.find_lent(found, pods, steady),
             refusal=memory.refusal,
             spare_refusal=memory.spare_refusal,
             template_checked=memory.checked_generation == job.generation,
         )
-        return measure(memory.clocks, observed, self.steady())
+        return measure(memory.clocks, observed, steady)
 
     async def tell_all(self, happening: EventDraft) -> None:
         """Write an Event on each job."""
@@ -214,6 +230,15 @@ class Passes:
                 _, since = self._not_ready.get(name, ("", None))
                 facts[name] = observe.to_node(found, since, now)
         return facts
+
+    def _count_cut_off(
+        self, job: Job, pods: tuple[Pod, ...], nodes: Mapping[str, NodeFact]
+    ) -> int:
+        """The nodes of the whole cluster are read only if none of the job's own is Ready."""
+        if not nodes or any(node.not_ready_for is None for node in nodes.values()):
+            return 0
+        found = self.world.pods.get(pods[-1].name, job.namespace) or {}
+        return disruption.count_cut_off(self.world.nodes, found.get("spec") or {}, nodes)
 
     def _note_readiness(self, now: float) -> None:
         """Update since when nodes have not been Ready, for those that have changed since the last

@@ -118,9 +118,8 @@ def _recovering(
     if open_:
         text = f"{open_[-1].message}; {running.message}"
         return ConditionDraft(type="Recovering", status=True, reason=open_[-1].cause, message=text)
-    return ConditionDraft(
-        type="Recovering", status=True, reason="Regrouping", message=running.message
-    )
+    reason = "NoNodeReady" if observed.cut_off else "Regrouping"
+    return ConditionDraft(type="Recovering", status=True, reason=reason, message=running.message)
 
 
 def _with_turns(recovering: ConditionDraft, decisions: Sequence[Decision]) -> ConditionDraft:
@@ -186,6 +185,9 @@ def _decide_unheard(observed: Observed, records: Sequence[SlotStatus]) -> Condit
             reason=old.reason,
             message=old.message,
         )
+    if observed.cut_off:
+        text = _describe_cut_off(observed)
+        return ConditionDraft(type="Running", status=None, reason="NoNodeReady", message=text)
     text = (
         f"no agent of the job has answered the operator for more than {SILENCE_SECONDS:.0f} s. Its pods run, so it may "
         "still train: look at their logs, and check that the operator can reach port 7070"
@@ -198,6 +200,8 @@ def describe_wait(observed: Observed, records: Sequence[SlotStatus], now: float)
     if is_held_back(observed, now) and observed.refusal is not None:
         invalid = observed.refusal.invalid
         return ("TemplateInvalid" if invalid else "PodRefused"), observed.refusal.message
+    if observed.cut_off:
+        return "NoNodeReady", _describe_cut_off(observed)
     wanted = [r for r in records if r.slot in observed.slots.training]
     pods = [p for r in wanted if (p := observed.pod_of(r.slot, r.attempt)) is not None]
     for pod in pods:
@@ -216,6 +220,21 @@ def describe_wait(observed: Observed, records: Sequence[SlotStatus], now: float)
     return _describe_agents(observed, pods)
 
 
+def _describe_cut_off(observed: Observed) -> str:
+    """What a job does of whose possible nodes none is Ready."""
+    count, node = observed.cut_off, observed.nodes[min(observed.nodes)]
+    which = (
+        "the only node that could run the job's pods is not Ready"
+        if count == 1
+        else f"none of the {count} nodes that could run the job's pods is Ready"
+    )
+    return (
+        f"{which} ({node.name}: {node.why.rstrip('.')}). The cause may be the control plane or its network, and pods "
+        "that still run continue to train. Everstep replaces none of them because of its node until one of these "
+        "nodes is Ready: check the API server, its network and the kubelets"
+    )
+
+
 def _describe_node(observed: Observed, pod: Pod, now: float) -> tuple[str, str] | None:
     """Waiting for a node that may return: since when, until when, and which setting decides."""
     node, spec = observed.nodes.get(pod.node), observed.job.spec
@@ -224,11 +243,12 @@ def _describe_node(observed: Observed, pod: Pod, now: float) -> tuple[str, str] 
     if node.not_ready_for is None:
         return _describe_silence(observed, pod, spec, now)
     since, limit = now - node.not_ready_for, spec.recovery.node_lost_seconds
+    until = now - (observed.lost_for(node) or 0.0) + limit
     why = f" ({node.why.rstrip('.')})" if node.why else ""
     text = (
         f"slot {pod.slot} waits for node {pod.node}, which has not been Ready since "
         f"{to_stamp(round(since))}{why}; it is given up and the pod replaced at "
-        f"{to_stamp(round(since + limit))} (recovery.nodeLostSeconds: {limit})"
+        f"{to_stamp(round(until))} (recovery.nodeLostSeconds: {limit})"
     )
     return "NodeNotReady", text + _describe_yield(observed, pod, spec, now)
 
