@@ -334,8 +334,8 @@ def test_a_spare_that_has_begun_to_train_is_not_given_back():
 # --- a suspect node ------------------------------------------------------------------------------
 
 
-def suspected(state=NodeState.SUSPECT, evidence=("gpu-1",), **changes):
-    verdict = a_verdict("node-1", state, evidence=evidence)
+def suspected(state=NodeState.SUSPECT, evidence=("gpu-1",), over_budget=False, **changes):
+    verdict = a_verdict("node-1", state, evidence=evidence, over_budget=over_budget)
     return an_observation(**({"verdicts": {"node-1": verdict}} | changes))
 
 
@@ -365,6 +365,12 @@ def test_a_job_without_spares_gets_one_while_a_node_of_a_member_is_suspect():
 
 def test_a_death_alone_is_no_evidence():
     assert created(plan(suspected(evidence=()), NOW)) == []
+
+
+def test_a_node_beyond_the_cordon_budget_gets_no_spare():
+    """A bad driver convicts all nodes, and no job leaves its own."""
+    assert created(plan(suspected(over_budget=True), NOW)) == []
+    assert asked(with_early_spare(over_budget=True)) == (3,), "nor does the spare stay"
 
 
 def test_it_goes_when_the_suspicion_ends():
