@@ -651,6 +651,44 @@ def test_a_pod_that_has_left_is_replaced_under_the_cause_of_its_leave(
     assert any(said in event.message for event in planned.events)
 
 
+HAS_LEFT = {"ended": an_end(Cause.LEFT, "left; step 40 is committed"), "phase": "Succeeded"}
+
+
+def test_a_pod_that_has_left_a_faulty_node_is_not_replaced_as_if_it_had_left_by_itself() -> None:
+    asked = plan(with_verdict(an_observation(), 1, NodeState.LEAVING), NOW)
+    ended = with_pod(an_observation(job=a_job(status=asked.status)), 1, **HAS_LEFT)
+    by_verdict = plan(with_verdict(ended, 1, NodeState.LEAVING), NOW)
+    assert by_verdict.status.slots[1].cause == "NodeLeaving"
+    assert any("GPU 0 of node-1 has failed" in event.message for event in by_verdict.events)
+    for judged in (True, False):
+        later = plan(replace(ended, judged=judged), NOW)
+        assert later.status.slots[1].cause == "NodeLeaving", "the verdict has just ended"
+
+
+def test_a_pod_that_has_left_a_node_that_is_deleted_has_lost_its_node() -> None:
+    observed = with_pod(an_observation(), 1, **HAS_LEFT)
+    nodes = {name: node for name, node in observed.nodes.items() if name != "node-1"}
+    assert plan(replace(observed, nodes=nodes), NOW).status.slots[1].cause == "NodeLost"
+
+
+def test_a_pod_that_has_left_as_requested_and_is_wanted_again_is_nobodys_failure() -> None:
+    left = replace(a_left(1), asked=True)
+    planned = plan(with_pod(an_observation(seen=a_seen(left=(left,))), 1, **HAS_LEFT), NOW)
+    assert planned.status.slots[1].cause == "LeaveWithdrawn"
+
+
+def test_a_pod_that_left_because_its_node_shuts_down_says_so() -> None:
+    words = {
+        "reason": "Terminated",
+        "message": "Pod was terminated in response to imminent node shutdown.",
+    }
+    planned = plan(with_pod(an_observation(), 1, **(HAS_LEFT | {"phase": "Failed"} | words)), NOW)
+    assert planned.status.slots[1].cause == "PodLeft"
+    assert any(
+        "(Terminated: Pod was terminated in resp" in event.message for event in planned.events
+    )
+
+
 def test_one_fenced_pod_of_a_job_that_runs_is_replaced() -> None:
     observed = with_pod(an_observation(), 1, ended=an_end(Cause.FENCED), phase="Succeeded")
     assert attempts(plan(observed, NOW)) == [1, 2, 1]

@@ -277,7 +277,7 @@ def decide_replacement(observed: Observed, pod: Pod) -> Replace | None:
         if pod.deleting:
             text = f"pod {pod.name} is being deleted, and {left}"
             return Replace(cause="PodDeleted", message=text)
-        return Replace(cause="PodLeft", message=f"pod {pod.name} {left}")
+        return Replace(cause="PodLeft", message=f"pod {pod.name} {left}{_why_ended(pod)}")
     if found is not None and found.cause is Cause.STOPPED:
         text = f"pod {pod.name} had stopped for a suspension that has been cancelled"
         return Replace(cause="Suspended", message=text)
@@ -294,6 +294,12 @@ def decide_replacement(observed: Observed, pod: Pod) -> Replace | None:
     return Replace(
         cause="ContainerEnded", message=f"pod {pod.name} has ended without an exit report"
     )
+
+
+def _why_ended(pod: Pod) -> str:
+    """Why the pod was ended, if its status says so: a kubelet that shuts its node down does."""
+    words = ": ".join(word for word in (pod.reason, pod.message) if word)
+    return f" ({words})" if words else ""
 
 
 def _why_stuck(observed: Observed, pod: Pod) -> str:

@@ -151,7 +151,8 @@ def decide_slot(scene: Scene, record: SlotStatus) -> Decision:
     if _comes_too_soon(observed, record, pod, now):
         return Stay(slot=record.slot)
     if over := failures.decide_replacement(observed, pod):
-        return _raised(observed, record, over.cause, over.message, pod=pod)
+        why = _find_request(scene, record, pod) if over.cause == "PodLeft" else None
+        return why or _raised(observed, record, over.cause, over.message, pod=pod)
     if decision := _decide_by_node(scene, record, pod):
         return decision
     if pod.deleting:
@@ -163,11 +164,31 @@ def decide_slot(scene: Scene, record: SlotStatus) -> Decision:
             return Stay(slot=record.slot)
         # A slot that has left holds no state and cannot return.
         if left.asked:
-            text = f"pod {pod.name} has left as requested, and is wanted again"
-            return _raised(observed, record, "LeaveWithdrawn", text, pod=pod)
+            return _withdrawn(observed, record, pod)
         return _raised(observed, record, "PodLeft", f"pod {pod.name} has left the job", pod=pod)
     late = _decide_start(scene, record, pod)
     return late or _decide_suspect(observed, record, pod) or Stay(slot=record.slot)
+
+
+def _find_request(scene: Scene, record: SlotStatus, pod: Pod) -> Raise | None:
+    """Why a pod that has left and ended was asked to leave, which its kubelet may report before the job
+    reports the leave. None: nothing is known that asked for it.
+    """
+    observed = scene.observed
+    decision = _decide_by_node(scene, record, pod)
+    if isinstance(decision, Raise):
+        return decision
+    left, asked = observed.left_of(pod.slot, pod.attempt), _still_asked(observed, record, pod)
+    if asked is not None and asked.cause not in ENDS_AN_INCIDENT:
+        return _raised(observed, record, asked.cause, asked.message, asked.verdict, pod=pod)
+    if asked is not None or (left is not None and left.asked):
+        return _withdrawn(observed, record, pod)
+    return None
+
+
+def _withdrawn(observed: Observed, record: SlotStatus, pod: Pod) -> Raise:
+    text = f"pod {pod.name} has left as requested, and is wanted again"
+    return _raised(observed, record, "LeaveWithdrawn", text, pod=pod)
 
 
 def _lost_its_place(observed: Observed, pod: Pod) -> bool:
