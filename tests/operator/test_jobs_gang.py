@@ -77,6 +77,16 @@ def test_a_gang_that_stays_incomplete_gives_its_pods_back_and_says_when_it_tries
     assert made == ["lm-0-2", "lm-1-2"]
 
 
+def test_the_deadline_of_a_job_ends_in_the_pause_too() -> None:
+    observed = half_placed(activeDeadlineSeconds=70)  # created a minute ago
+    counted = plan(after(observed, plan(observed, NOW)), NOW + 1)
+    idle = plan(after(observed, counted, pods=()), NOW + 3)
+    assert idle.wake_after == pytest.approx(7)
+    over = find_condition(plan(after(observed, idle, pods=()), NOW + 10.1).status, "Failed")
+    assert over is not None
+    assert over.reason == "DeadlineExceeded"
+
+
 def test_a_clock_that_is_set_back_by_hours_does_not_prolong_the_pause() -> None:
     observed = half_placed()
     status = plan(observed, NOW).status

@@ -45,9 +45,8 @@ def find_next(observed: Observed, now: float) -> float | None:
 def _of_job(observed: Observed, now: float) -> Iterator[float]:
     job, spec = observed.job, observed.job.spec
     assert spec is not None
-    if spec.active_deadline_seconds is not None:
-        spent = failures.suspended_seconds(job, now)
-        yield job.created_at + spent + spec.active_deadline_seconds
+    if (deadline := failures.find_deadline(job, now)) is not None:
+        yield deadline
     if observed.refusal is not None:
         yield observed.refusal.at + waiting.refused_seconds(observed.refusal)
     for record in job.status.slots:

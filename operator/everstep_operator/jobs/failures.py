@@ -117,16 +117,21 @@ def _over_budget(observed: Observed, now: float) -> End | None:
 
 
 def _past_deadline(observed: Observed, now: float) -> End | None:
-    job = observed.job
-    limit = job.spec.active_deadline_seconds if job.spec else None
-    if limit is None or now - job.created_at - suspended_seconds(job, now) <= limit:
+    spec, deadline = observed.job.spec, find_deadline(observed.job, now)
+    if spec is None or deadline is None or now <= deadline:
         return None
     return End(
         complete=False,
         reason="DeadlineExceeded",
-        message=f"not finished {limit} s after its creation, time spent suspended not counted "
+        message=f"not finished {spec.active_deadline_seconds} s after its creation, time spent suspended not counted "
         "(activeDeadlineSeconds)",
     )
+
+
+def find_deadline(job: Job, now: float) -> float | None:
+    """When activeDeadlineSeconds is over if the job is not suspended until then; None: never."""
+    limit = job.spec.active_deadline_seconds if job.spec else None
+    return None if limit is None else job.created_at + suspended_seconds(job, now) + limit
 
 
 def suspended_seconds(job: Job, now: float) -> float:

@@ -9,7 +9,7 @@ import hashlib
 from dataclasses import dataclass, replace
 
 from everstep_contract.levels import Stop
-from everstep_operator.jobs import attempts, conditions, ending, membership, waiting
+from everstep_operator.jobs import attempts, conditions, ending, failures, membership, waiting
 from everstep_operator.jobs.actions import Plan
 from everstep_operator.jobs.conditions import ConditionDraft, Story
 from everstep_operator.jobs.observed import Observed, Pod
@@ -116,7 +116,9 @@ def plan_giving_back(observed: Observed, now: float) -> Plan:
         plan = attempts.plan_count(observed, records, raises, now)
         return replace(plan, status=conditions.with_story(plan.status, job, story, now), events=())
     status = conditions.build_status(observed, records, (), story, now)
-    left = (to_seconds(gang.retry_at) or now) - now
+    due = to_seconds(gang.retry_at) or now
+    deadline = failures.find_deadline(job, now)
+    left = (due if deadline is None else min(due, deadline)) - now
     return Plan(
         actions=attempts.plan_former(observed, records),
         status=status,
