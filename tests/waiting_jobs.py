@@ -56,6 +56,8 @@ class Waiting:
             self.world.jobs.put(
                 copied(self.cluster.put(kube.JOBS, {"metadata": metadata, "spec": spec}))
             )
+        self.cluster.add_node(SPARED)
+        self.world.nodes.put(copied(self.cluster.objects["nodes", SPARED]))
         self.world.ready = True
         self.passes = Passes(
             port=cast(Kube, self.cluster), world=self.world, agents=cast(Agents, Silent()),

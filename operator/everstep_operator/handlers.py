@@ -5,7 +5,7 @@ and annotations on objects, and a pod or node must never wait for the operator.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -70,6 +70,8 @@ class Watchers:
         after = self.world.nodes.get(name)
         if _readiness(before) != _readiness(after):
             self._wake_jobs_on({name})
+        if (before is None) != (after is None):
+            self._wake(self.world.jobs_shutting_out({name}))
         if _facts(before) != _facts(after):
             self.wake_fleet()
 
@@ -93,7 +95,10 @@ class Watchers:
             self.listed.set()
 
     def _wake_jobs_on(self, nodes: set[str]) -> None:
-        for key in self.world.jobs_on(nodes):
+        self._wake(self.world.jobs_on(nodes))
+
+    def _wake(self, keys: Iterable[Key]) -> None:
+        for key in keys:
             self.scheduler.wake(key)
 
 

@@ -15,8 +15,9 @@ from everstep_operator.jobs.observed import Observed
 from everstep_operator.kube import Kube
 from everstep_operator.pacing import Bucket, Lane
 from everstep_operator.scheduler import Scheduler
+from everstep_operator.values import NodeState
 from everstep_operator.world import Key, World
-from job_builders import a_spec, an_observation
+from job_builders import a_spec, a_verdict, an_observation
 from toy_jobs import ToyCluster, ToyJob
 
 KEY = ("team", "lm")
@@ -102,6 +103,27 @@ async def test_a_node_that_the_watch_has_not_told_of_yet_is_not_lost() -> None:
     assert [s["attempt"] for s in status["slots"]] == before
     assert status["restarts"]["byCause"] == {}
     assert operator.world.nodes.get("node-1") is not None, "the node must be read by name and kept"
+
+
+async def test_a_waiting_pod_is_not_replaced_for_a_node_that_no_longer_exists() -> None:
+    cluster = ToyCluster()
+    operator = an_operator(cluster)
+    operator.verdicts = {"node-9": a_verdict("node-9", NodeState.LEAVING)}
+    for _ in range(3):
+        await operator.run(KEY)
+        cluster.feed(operator.world)
+    for pod in cluster.pods():
+        no_room = {"type": "PodScheduled", "status": "False", "message": "no nodes"}
+        pod["status"] = {"phase": "Pending", "conditions": [no_room]}
+        cluster._touch(pod)
+    operator.verdicts = {}
+    cluster.feed(operator.world)
+    await operator.run(KEY)
+    assert attempts_of(cluster) == [1, 1, 1]
+    cluster.add_node("node-9")
+    cluster.feed(operator.world)
+    await operator.run(KEY)
+    assert sorted(attempts_of(cluster)) == [1, 1, 2], "one pod tries it"
 
 
 async def test_a_node_that_the_api_server_has_no_more_is_lost_at_once() -> None:

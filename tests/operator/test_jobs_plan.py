@@ -453,6 +453,8 @@ def test_a_pod_that_waits_is_made_anew_once_a_node_that_it_shuts_out_is_released
     )
     held = replace(observed, verdicts={"node-5": a_verdict("node-5", NodeState.LEAVING)})
     assert attempts(plan(held, NOW)) == [1, 1, 1]
+    deleted = replace(observed, absent_nodes=frozenset({"node-5"}))
+    assert attempts(plan(deleted, NOW)) == [1, 1, 1], "a new pod could not use it either"
     planned = plan(observed, NOW)
     assert attempts(planned) == [1, 2, 1]
     assert planned.status.restarts is not None

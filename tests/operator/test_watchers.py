@@ -2,13 +2,15 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from everstep_contract import names
 from everstep_operator.handlers import Watchers
 from everstep_operator.scheduler import Scheduler
-from everstep_operator.world import World
+from everstep_operator.world import Key, World
 
 Change = Callable[[dict[str, Any]], None]
 
@@ -36,6 +38,22 @@ def a_node() -> dict[str, Any]:
     }
 
 
+def a_pod(job: str, *, avoids: str) -> dict[str, Any]:
+    """A pod of this job that waits for a node other than the named one."""
+    owner = {"kind": names.KIND, "name": job, "uid": "u", "controller": True}
+    term = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [avoids]}]}
+    rule = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    return {
+        "metadata": {
+            "name": f"{job}-0-1",
+            "namespace": "team",
+            "uid": "p",
+            "ownerReferences": [owner],
+        },
+        "spec": {"affinity": {"nodeAffinity": rule}},
+    }
+
+
 def beat(node: dict[str, Any]) -> None:
     node["status"]["conditions"][0]["lastHeartbeatTime"] = "2026-01-01T00:05:00Z"
 
@@ -52,6 +70,16 @@ def annotate(node: dict[str, Any]) -> None:
     node["metadata"]["annotations"] = {
         "everstep.dev/expected-gpus": '{"machine":"u","uuids":["a"]}'
     }
+
+
+def test_a_node_that_comes_back_wakes_the_jobs_whose_waiting_pods_exclude_it() -> None:
+    """Such a pod is then replaced: only a new one can use the node."""
+    world, woken = World(), list[Key]()
+    scheduler = cast(Scheduler, SimpleNamespace(wake=woken.append))
+    watchers = Watchers(world, scheduler, Woken(), lambda quarantine: None)
+    world.pods.put(a_pod("waits", avoids="node-1"))
+    watchers.see_node({"type": "ADDED", "object": a_node()})
+    assert woken == [("team", "waits")]
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,8 @@ class Observed:
     unproven: frozenset[str] = frozenset()
     """UIDs of pods whose address gives answers without a proof of the job's token."""
     nodes: Mapping[str, NodeFact] = field(default_factory=lambda: MappingProxyType({}))
+    absent_nodes: frozenset[str] = frozenset()
+    """Nodes that a pod without a node excludes, and that are not in the cluster."""
     cut_off: int = 0
     """How many nodes could run the job's pods, if none of them is Ready; 0: one is, or the job has no
     node.

@@ -177,6 +177,7 @@ class Passes:
             asked_for=told.asked_for,
             unproven=told.unproven,
             nodes=nodes,
+            absent_nodes=self._find_absent(pods),
             cut_off=cut_off,
             reached_for=steady - memory.cut_off_at,
             silent_nodes=self.silent_nodes(),
@@ -231,9 +232,13 @@ class Passes:
                 facts[name] = observe.to_node(found, since, now)
         return facts
 
-    def _count_cut_off(
-        self, job: Job, pods: tuple[Pod, ...], nodes: Mapping[str, NodeFact]
-    ) -> int:
+    def _find_absent(self, pods: tuple[Pod, ...]) -> frozenset[str]:
+        if not self.world.scope.nodes:
+            return frozenset()
+        named = frozenset[str]().union(*(p.avoids for p in pods if not p.node))
+        return frozenset(name for name in named if self.world.nodes.get(name) is None)
+
+    def _count_cut_off(self, job: Job, pods: tuple[Pod, ...], nodes: Mapping[str, NodeFact]) -> int:
         """The nodes of the whole cluster are read only if none of the job's own is Ready."""
         if not nodes or any(node.not_ready_for is None for node in nodes.values()):
             return 0

@@ -101,13 +101,14 @@ def _is_avoided(observed: Observed, node: str) -> bool:
 def find_freed(
     observed: Observed, shared: Collection[str], record: SlotStatus, pod: Pod, now: float
 ) -> frozenset[str]:
-    """Nodes that a pending pod excludes although there is no (or no longer enough) evidence against
-    them.
+    """Existing nodes that a pending pod excludes although there is no (or no longer enough) evidence
+    against them.
     """
     if not pod.avoids or not pod.scheduling or pod.over or pod.deleting:
         return frozenset()
     users = avoided_by(observed.job.raw_template.get("spec") or {})
-    found = frozenset(n for n in pod.avoids - users if not _is_avoided(observed, n))
+    named = pod.avoids - users - observed.absent_nodes
+    found = frozenset(n for n in named if not _is_avoided(observed, n))
     if observed.unplaced_for.get(pod.uid, 0.0) <= starts.build_unplaced_pause(record, now):
         found -= starts.find_failed(shared, record, now)
     return found
