@@ -1,6 +1,7 @@
 """The API server's errors, classified by what the caller can do about them. Pure."""
 
 import json
+import re
 
 RETRY_AFTER_MAX = 60.0
 
@@ -72,6 +73,18 @@ def _class_of(status: int, reason: str) -> type[KubeError]:
 def has_failed_webhook(error: KubeError) -> bool:
     """Whether an admission webhook did not answer, which the API server reports as its own error."""
     return error.status == 500 and "failed calling webhook" in error.message
+
+
+_BY_POLICY = re.compile(
+    r"admission webhook .* denied the request|ValidatingAdmissionPolicy .* denied request"
+)
+
+
+def is_denied_by_policy(error: KubeError) -> bool:
+    """Whether an admission webhook or a ValidatingAdmissionPolicy refused the object. Each chooses its
+    status; the default is 400 or 422, as for an invalid object.
+    """
+    return _BY_POLICY.search(error.message) is not None
 
 
 def parse_retry_after(text: str) -> float:

@@ -37,6 +37,7 @@ from everstep_operator.answers import Standby as Standby
 from everstep_operator.answers import Transient as Transient
 from everstep_operator.answers import classify_error, parse_retry_after
 from everstep_operator.answers import has_failed_webhook as has_failed_webhook
+from everstep_operator.answers import is_denied_by_policy as is_denied_by_policy
 from everstep_operator.pacing import Bucket, Lane
 
 REQUEST_SECONDS = 30.0

@@ -146,10 +146,11 @@ def _note_refusal(outcome: Outcome, action: Action, refusal: tuple[bool, str]) -
 
 
 def is_template_fault(error: kube.KubeError) -> bool:
-    """Whether only an edit of the template helps. A quota or a policy may allow the pod later, but
-    Pod Security depends on the template alone.
+    """Whether only an edit of the template helps. A quota, a policy or a webhook may allow the pod
+    later, but Pod Security depends on the template alone.
     """
-    return isinstance(error, kube.Invalid) or "violates PodSecurity" in error.message
+    invalid = isinstance(error, kube.Invalid) and not kube.is_denied_by_policy(error)
+    return invalid or "violates PodSecurity" in error.message
 
 
 async def _do(port: Kube, job: Job, action: Action, keys: JobKeys, outcome: Outcome) -> None:
