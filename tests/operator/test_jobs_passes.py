@@ -13,11 +13,12 @@ from everstep_operator.jobs.agents import Agents
 from everstep_operator.jobs.clocks import Clocks, measure
 from everstep_operator.jobs.observed import Observed
 from everstep_operator.kube import Kube
+from everstep_operator.model_status import Condition
 from everstep_operator.pacing import Bucket, Lane
 from everstep_operator.scheduler import Scheduler
 from everstep_operator.values import NodeState
 from everstep_operator.world import Key, World
-from job_builders import a_spec, a_verdict, an_observation
+from job_builders import a_job, a_slot, a_spec, a_status, a_verdict, an_observation
 from toy_jobs import ToyCluster, ToyJob
 
 KEY = ("team", "lm")
@@ -337,6 +338,21 @@ async def test_nodes_on_which_pods_do_not_start_are_told_and_taken_back_with_the
     cluster.feed(operator.world)
     await operator.run(KEY)
     assert told[1:] == [(KEY, {})]
+
+
+def test_the_limits_of_a_drain_a_stop_and_an_end_count_from_when_this_process_saw_them() -> None:
+    """The times in status are of the former leader's clock."""
+    then = "2001-01-01T00:00:00Z"
+    over = Condition(
+        type="Failed", status="True", reason="x", message="", last_transition_time=then
+    )
+    slots = [a_slot(0), a_slot(1, leaving_since=then)]
+    status = a_status(slots=slots, conditions=[over], stopping_since=then)
+    observed = an_observation(job=a_job(status=status))
+    clocks = Clocks()
+    first, later = measure(clocks, observed, 100.0), measure(clocks, observed, 105.0)
+    assert (first.leaving_for, first.stopping_for, first.over_for) == ({(1, 1): 0.0}, 0.0, 0.0)
+    assert (later.leaving_for, later.stopping_for, later.over_for) == ({(1, 1): 5.0}, 5.0, 5.0)
 
 
 async def test_a_pod_that_is_up_for_moments_is_not_started() -> None:

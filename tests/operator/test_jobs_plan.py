@@ -352,6 +352,18 @@ def test_state_that_others_hold_leaves_without_a_commit_after_the_drain_time_and
     assert condition(planned, "CheckpointHealthy").reason == "LeftWithoutCommit"
 
 
+def test_a_leader_whose_clock_is_ahead_ends_no_drain_early() -> None:
+    """It has taken over three seconds ago; the clock of the leader that asked is minutes behind."""
+    asked = a_slot(1, leaving_since=to_stamp(NOW - 500))
+    job = a_job(status=a_status(slots=[a_slot(0), asked, a_slot(2)]))
+    observed = with_verdict(an_observation(job=job), 1, NodeState.LEAVING)
+    early = plan(replace(observed, leaving_for={(1, 1): 3.0}), NOW)
+    assert attempts(early) == [1, 1, 1]
+    assert early.wanted is not None
+    assert early.wanted.leave == (1,)
+    assert attempts(plan(replace(observed, leaving_for={(1, 1): 121.0}), NOW)) == [1, 2, 1]
+
+
 def test_state_that_nobody_else_holds_stays() -> None:
     observed = an_observation(
         verdicts={f"node-{s}": a_verdict(f"node-{s}", NodeState.LEAVING) for s in range(3)}
@@ -859,7 +871,9 @@ def test_a_suspension_is_told_once_and_makes_no_pods_in_its_events() -> None:
 def test_suspend_does_not_wait_for_ever() -> None:
     observed = suspended()
     status = observed.job.status.model_copy(update={"stopping_since": to_stamp(NOW - 121)})
-    assert plan(replace(observed, job=replace(observed.job, status=status)), NOW).counts
+    late = replace(observed, job=replace(observed.job, status=status))
+    assert plan(late, NOW).counts
+    assert not plan(replace(late, stopping_for=3.0), NOW).counts, "by this process's own clock"
 
 
 def test_a_pod_that_stays_on_a_lost_node_does_not_keep_the_job_suspending() -> None:

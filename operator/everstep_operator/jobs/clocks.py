@@ -4,22 +4,25 @@ No other host's clock is used. A new process starts from zero: it measures only 
 waited itself. Entries that no longer apply are dropped at the next reading.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from everstep_contract.levels import Scope
-from everstep_operator.jobs import gang, starts
-from everstep_operator.jobs.observed import Observed, Pod
+from everstep_operator.jobs import conditions, gang, starts
+from everstep_operator.jobs.observed import Observed, Place, Pod
 from everstep_operator.values import NodeState
+
+T = TypeVar("T", bound=Hashable)
 
 
 @dataclass(slots=True)
 class Clocks:
     """The clocks of one job. `now`: seconds of a clock that nobody sets."""
 
-    _since: dict[str, dict[str, float]] = field(default_factory=dict)
+    _since: dict[str, dict[Any, float]] = field(default_factory=dict)
 
-    def read(self, kind: str, present: Iterable[str], now: float) -> Mapping[str, float]:
+    def read(self, kind: str, present: Iterable[T], now: float) -> Mapping[T, float]:
         """Name → seconds since it was first among `present` and has been ever since."""
         before = self._since.get(kind, {})
         since = {name: before.get(name, now) for name in present}
@@ -41,11 +44,22 @@ def measure(clocks: Clocks, observed: Observed, now: float) -> Observed:
         starting_for=clocks.read("starting", _list_starting(clocks, observed, now), now),
         unplaced_for=clocks.read("unplaced", unplaced, now),
         deleting_for=clocks.read("deleting", [p.uid for p in pods if p.deleting], now),
+        leaving_for=clocks.read("leaving", _list_leaving(observed), now),
+        stopping_for=clocks.read_one("stopping", bool(observed.job.status.stopping_since), now),
+        over_for=clocks.read_one("over", _is_over(observed), now),
         suspected_for=clocks.read("suspected", suspected, now),
         steps_for=clocks.read_one("steps", _takes_steps(observed), now),
         running_for=clocks.read_one("running", _trained(observed), now),
         short_for=clocks.read_one("short", gang.is_short(observed), now),
     )
+
+
+def _list_leaving(observed: Observed) -> list[Place]:
+    return [(r.slot, r.attempt) for r in observed.job.status.slots if r.leaving_since is not None]
+
+
+def _is_over(observed: Observed) -> bool:
+    return any(conditions.is_true(observed.job.status, end) for end in conditions.OVER)
 
 
 def _trained(observed: Observed) -> bool:

@@ -8,6 +8,7 @@ operator's `README.md` that may apply to such a job has a line here. A pass betw
 limits would find nothing to do.
 """
 
+import math
 from collections.abc import Iterator
 
 from everstep_operator.jobs import failures, gang, membership, starts, waiting
@@ -53,7 +54,8 @@ def _of_job(observed: Observed, now: float) -> Iterator[float]:
         for failure in record.start_failures:
             yield (to_seconds(failure.at) or 0.0) + starts.FORGET_SECONDS
         if (since := to_seconds(record.leaving_since)) is not None:
-            yield since + spec.recovery.drain_timeout_seconds
+            seen = observed.leaving_for.get((record.slot, record.attempt), math.inf)
+            yield max(since, now - seen) + spec.recovery.drain_timeout_seconds
     if gang.is_short(observed) and (since := waiting.find_since(observed)) is not None:
         yield max(since, now - observed.short_for) + spec.recovery.gang_seconds
 

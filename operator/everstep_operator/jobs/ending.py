@@ -79,7 +79,7 @@ def _finish(
     drain = spec.recovery.drain_timeout_seconds if spec else 0
     if not living:
         return (), left
-    if now - ended_at < drain:
+    if min(now - ended_at, observed.over_for) < drain:
         # A container that does not run has nothing to save, and the kubelet would restart it again
         # and again.
         idle = [p for p in living if p.running_since is None]
@@ -141,7 +141,8 @@ def may_end(observed: Observed, since: float | None, now: float) -> bool:
     if not failures.may_train(observed, living):
         return True
     drain = spec.recovery.drain_timeout_seconds if spec else 0
-    return since is not None and now - since > drain
+    # As for a drain: the clock of the leader that began to stop the job may be behind.
+    return since is not None and min(now - since, observed.stopping_for) > drain
 
 
 def build_raises(

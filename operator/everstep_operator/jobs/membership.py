@@ -6,6 +6,7 @@ pod with an older attempt than its slot's may be deleted, and the job is told th
 Raising is a status write of its own; the next pass deletes and creates.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 from everstep_operator.jobs import failures, placement, starts, yields
@@ -380,10 +381,14 @@ def _may_hold_state(observed: Observed, pod: Pod) -> bool:
 
 
 def _drained_too_long(observed: Observed, record: SlotStatus, now: float) -> bool:
+    """The clock of the leader that asked may be behind, so this process must have seen the time pass,
+    too.
+    """
     spec, since = observed.job.spec, to_seconds(record.leaving_since)
-    return (
-        spec is not None and since is not None and now - since > spec.recovery.drain_timeout_seconds
-    )
+    if spec is None or since is None:
+        return False
+    seen = observed.leaving_for.get((record.slot, record.attempt), math.inf)
+    return min(now - since, seen) > spec.recovery.drain_timeout_seconds
 
 
 def _held_elsewhere(observed: Observed, record: SlotStatus) -> bool:

@@ -180,6 +180,12 @@ class Observed:
     """Pod UID → seconds for which it has been unschedulable, as observed by this process."""
     deleting_for: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Pod UID → seconds for which it has been deleted, as observed by this process."""
+    leaving_for: Mapping[Place, float] = field(default_factory=lambda: MappingProxyType({}))
+    """(slot, attempt) → seconds for which it has been asked to leave, as observed by this process."""
+    stopping_for: float = math.inf
+    """Seconds for which the job has been asked to stop, as observed by this process."""
+    over_for: float = math.inf
+    """Seconds for which the job has been over, as observed by this process."""
     suspected_for: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Pod UID → seconds for which its node has been suspect, as observed by this process."""
     steps_for: float = math.inf
