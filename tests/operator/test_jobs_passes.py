@@ -182,6 +182,26 @@ async def test_a_node_is_lost_only_if_it_is_not_ready_for_long_while_another_one
     assert attempts_of(cluster) == [1, 2, 2]
 
 
+async def test_a_node_that_is_ready_again_is_not_lost_though_its_watch_has_stopped() -> None:
+    cluster = ToyCluster()
+    operator = an_operator(cluster)
+    await placed_pods(cluster, operator)
+    cluster.kill_node("node-1")
+    cluster.feed(operator.world)
+    await operator.run(KEY)
+    cluster.revive_node("node-1")
+    cluster.now += 61
+    assert await operator.run(KEY) == 0.0
+    await operator.run(KEY)
+    assert attempts_of(cluster) == [1, 1, 1]
+    cluster.kill_node("node-1")
+    for wait in (0, 61):
+        cluster.now += wait
+        cluster.feed(operator.world)
+        await operator.run(KEY)
+    assert attempts_of(cluster) == [1, 2, 1]
+
+
 async def test_a_clock_that_is_set_an_hour_ahead_ends_no_wait() -> None:
     cluster = ToyCluster(stuck_nodes={"node-2"})
     operator = an_operator(cluster)
