@@ -8,6 +8,7 @@ from everstep_contract.levels import RuntimeIncident
 from everstep_operator.jobs.conditions import find_condition
 from everstep_operator.jobs.observed import NodeFact, Observed
 from everstep_operator.jobs.plan import BUSY_SECONDS, plan
+from everstep_operator.model_status import WorldStatus
 from job_builders import NOW, a_job, a_pod, a_seen, a_status, an_observation
 
 
@@ -40,6 +41,38 @@ def test_a_job_that_steps_waits_for_nobody() -> None:
     found = find_condition(plan(replace(away(20.0), seen=a_seen()), NOW).status, "Running")
     assert found is not None
     assert found.status == "True"
+
+
+def short_of_a_pod(**changes: object) -> Observed:
+    """Slots 0 and 1 train, and the pod of slot 2 finds no node. No agent answers the operator."""
+    observed = an_observation(seen=a_seen(((0, 1), (1, 1))))
+    status = observed.job.status.model_copy(
+        update={
+            "conditions": plan(observed, NOW - 60).status.conditions,
+            "world": WorldStatus(ready=2),
+        }
+    )
+    nowhere = {"phase": "Pending", "node": "", "running_since": None, "scheduling": "no room"}
+    pods = (a_pod(0), a_pod(1), a_pod(2, **nowhere))
+    return replace(observed, job=a_job(status=status), pods=pods, **changes)
+
+
+def running(observed: Observed) -> tuple[str, str]:
+    found = find_condition(plan(observed, NOW).status, "Running")
+    assert found is not None
+    return found.status, found.reason
+
+
+def test_a_job_that_trains_without_all_its_pods_keeps_running_while_no_agent_answers() -> None:
+    assert running(short_of_a_pod(seen_age=20.0)) == ("True", "Training")
+    assert running(short_of_a_pod(seen_age=40.0)) == ("Unknown", "NoWordFromJob")
+    ended = {"running_since": None, "waiting": "CrashLoopBackOff"}
+    pods = (a_pod(0), a_pod(1, **ended), a_pod(2))
+    assert running(replace(short_of_a_pod(seen_age=20.0), pods=pods))[0] == "False"
+
+
+def test_a_new_operator_that_has_not_asked_the_agents_yet_calls_no_such_job_stopped() -> None:
+    assert running(short_of_a_pod(seen=None, callers=frozenset())) == ("True", "Training")
 
 
 @pytest.mark.parametrize(("epoch", "pause"), [(0, None), (3, BUSY_SECONDS)])

@@ -168,13 +168,15 @@ def _describe_shortage(observed: Observed, records: Sequence[SlotStatus]) -> str
 
 
 def _decide_unheard(observed: Observed, records: Sequence[SlotStatus]) -> ConditionDraft | None:
-    """All pods run and no agent answers: keep Running for 30 s, then Unknown/NoWordFromJob."""
+    """All pods that trained run and no agent answers: keep Running for 30 s, then
+    Unknown/NoWordFromJob.
+    """
     old = conditions.find_condition(observed.job.status, "Running")
     if observed.fresh or old is None or old.status == "False":
         return None
-    pods = [observed.pod_of(r.slot, r.attempt) for r in records]
-    up = [p for p in pods if p is not None and p.running_since is not None and not p.deleting]
-    if not up or len(up) < len([p for p in pods if p is not None]):
+    pods = [p for r in records if (p := observed.pod_of(r.slot, r.attempt)) is not None]
+    up = [p for p in pods if p.running_since is not None and not p.deleting]
+    if not up or not _may_train_on(observed, pods, up):
         return None
     asked = max((observed.asked_for.get(p.uid, 0.0) for p in up), default=0.0)
     silent = observed.seen_age if observed.seen else asked
@@ -193,6 +195,16 @@ def _decide_unheard(observed: Observed, records: Sequence[SlotStatus]) -> Condit
         "still train: look at their logs, and check that the operator can reach port 7070"
     )
     return ConditionDraft(type="Running", status=None, reason="NoWordFromJob", message=text)
+
+
+def _may_train_on(observed: Observed, pods: Sequence[Pod], up: Sequence[Pod]) -> bool:
+    """Whether all pods that trained last are up. Others may wait for a node meanwhile."""
+    seen, world = observed.seen, observed.job.status.world
+    if seen is not None and seen.running:
+        members = {(m.slot, m.attempt) for m in seen.members}
+        return members <= {(p.slot, p.attempt) for p in up}
+    trained = world.ready if seen is None and world is not None else 0
+    return len(up) >= (trained or len(pods))
 
 
 def describe_wait(observed: Observed, records: Sequence[SlotStatus], now: float) -> tuple[str, str]:
