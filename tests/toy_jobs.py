@@ -186,9 +186,8 @@ class ToyCluster:
     def kill_node(self, name: str) -> None:
         self.dead_nodes.add(name)
         node = self.objects["nodes", name]
-        node["status"] = {
-            "conditions": [{"type": "Ready", "status": "Unknown", "message": "no heartbeat"}]
-        }
+        away = {"type": "Ready", "status": "Unknown", "message": "no heartbeat"}
+        node["status"] = {"conditions": [{**away, "lastTransitionTime": to_stamp(self.now)}]}
         self._touch(node)
 
     def revive_node(self, name: str) -> None:

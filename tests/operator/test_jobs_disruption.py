@@ -4,17 +4,22 @@ from typing import Any
 
 import pytest
 
-from everstep_operator.jobs.disruption import CONTROL_PLANE, count_cut_off
+from everstep_operator.jobs.disruption import CONTROL_PLANE, TOGETHER_SECONDS, count_cut_off
+from everstep_operator.jobs.stamps import to_stamp
 
 GPU = "nvidia.com/gpu"
+LOST_AT = 1e9
 POD: dict[str, Any] = {"containers": [{"resources": {"requests": {GPU: "1"}}}]}
 
 
-def a_node(name: str, *, ready: bool = True, gpus: int = 8, **labels: str) -> dict[str, Any]:
+def a_node(
+    name: str, *, ready: bool = True, gpus: int = 8, lost_at: float = LOST_AT, **labels: str
+) -> dict[str, Any]:
     condition = {
         "type": "Ready",
         "status": "True" if ready else "Unknown",
         "message": "no heartbeat",
+        "lastTransitionTime": to_stamp(lost_at),
     }
     return {
         "metadata": {"name": name, "labels": labels},
@@ -40,13 +45,24 @@ def test_one_node_that_is_away_among_others_that_are_ready_is_lost_alone() -> No
     assert count_cut_off([AWAY[0], *others], POD, {"node-0"}) == 0
 
 
+def test_nodes_that_are_lost_at_different_times_have_failed_by_themselves() -> None:
+    """A new node for the pod of the last one may come from an autoscaler."""
+    assert count_cut_off(AWAY[:1], POD, {"node-0"}) == 0, "the only node"
+    for apart, found in ((TOGETHER_SECONDS, 2), (TOGETHER_SECONDS + 1, 0)):
+        other = a_node("node-1", ready=False, lost_at=LOST_AT - apart)
+        assert count_cut_off([AWAY[0], other], POD, {"node-0"}) == found
+    earlier = a_node("node-2", ready=False, lost_at=LOST_AT - 86_400)
+    assert count(earlier) == 3, "it waits for its repair since yesterday"
+
+
 def test_a_cordoned_node_shows_that_nodes_of_its_kind_can_be_reached() -> None:
     assert count({**a_node("node-2"), "spec": {"unschedulable": True}}) == 0
 
 
 def test_only_nodes_with_the_labels_that_the_pod_requires_count() -> None:
     pod = {**POD, "nodeSelector": {"pool": "a"}}
-    assert count(a_node("node-2", pool="b"), pod=pod) == 1
+    away = a_node("node-3", ready=False, pool="a")
+    assert count(away, a_node("node-2", pool="b"), pod=pod) == 2
     assert count(a_node("node-2", pool="a"), pod=pod) == 0
 
 

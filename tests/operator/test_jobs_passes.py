@@ -160,6 +160,21 @@ async def test_a_job_none_of_whose_possible_nodes_is_ready_keeps_its_pods() -> N
     assert any("none of the 3 nodes" in text for text in told(cluster)), "an Event, too"
 
 
+async def test_nodes_that_are_lost_one_after_the_other_are_given_up_although_none_is_ready() -> (
+    None
+):
+    cluster = ToyCluster()
+    operator = an_operator(cluster)
+    await placed_pods(cluster, operator)
+    for name in ("node-0", "node-1", "node-2"):
+        cluster.kill_node(name)
+        cluster.feed(operator.world)
+        await operator.run(KEY)
+        cluster.now += 121
+    await operator.run(KEY)
+    assert attempts_of(cluster) == [2, 2, 2]
+
+
 async def test_a_node_is_lost_only_if_it_is_not_ready_for_long_while_another_one_is() -> None:
     """Nodes do not become Ready all at the same moment."""
     cluster = ToyCluster()

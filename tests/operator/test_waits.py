@@ -16,6 +16,7 @@ PACKAGE = OPERATOR / "everstep_operator"
 HEADING = "## Waits"
 LIMIT = re.compile(r"`([^`]+)`(?: \((\d+(?:\.\d+)?) s\)| \((never)\))?")
 NO_WAIT = {
+    "jobs/disruption.py: TOGETHER_SECONDS": "how far apart losses with one cause may be",
     "jobs/echoes.py: ECHO_SECONDS": "how far apart a death and its verdict may be",
     "jobs/manifests.py: GRACE_SECONDS": "a pod's default grace period",
     "jobs/membership.py: STAMP_SECONDS": "how exact the kubelet's times are",

@@ -183,7 +183,7 @@ def describe_not_ready(obj: Mapping[str, Any]) -> str:
 
 def find_transition(obj: Mapping[str, Any]) -> str:
     """When the node's Ready condition last changed its status, according to the node's object. To be
-    compared only for equality, because the operator uses no other host's clock. Empty: unknown.
+    compared only with such times, because the operator uses no other host's clock. Empty: unknown.
     """
     return str((_find_ready(obj) or {}).get("lastTransitionTime") or "")
 

@@ -233,17 +233,13 @@ def describe_wait(observed: Observed, records: Sequence[SlotStatus], now: float)
 
 
 def _describe_cut_off(observed: Observed) -> str:
-    """What a job does of whose possible nodes none is Ready."""
+    """What a job does after contact with all its possible nodes was lost."""
     count, node = observed.cut_off, observed.nodes[min(observed.nodes)]
-    which = (
-        "the only node that could run the job's pods is not Ready"
-        if count == 1
-        else f"none of the {count} nodes that could run the job's pods is Ready"
-    )
     return (
-        f"{which} ({node.name}: {node.why.rstrip('.')}). The cause may be the control plane or its network, and pods "
-        "that still run continue to train. Everstep replaces none of them because of its node until one of these "
-        "nodes is Ready: check the API server, its network and the kubelets"
+        f"none of the {count} nodes that could run the job's pods is Ready ({node.name}: {node.why.rstrip('.')}). "
+        "The cause may be the control plane or its network, and pods that still run continue to train. "
+        "Everstep replaces none of them because of its node until one of these nodes is Ready: "
+        "check the API server, its network and the kubelets"
     )
 
 
