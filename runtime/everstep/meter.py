@@ -45,6 +45,11 @@ class Meter:
         self._category = category
         self.update(scope=where, since=self._entered, limit_ms=int(limit * 1000), **changes)
 
+    def begin_limit(self) -> None:
+        """Let the time limit of the scope begin anew."""
+        self._charge()
+        self.update(since=self._entered)
+
     @contextmanager
     def charging(self, category: str, *, waiting: bool = False) -> Iterator[None]:
         """Charge the time inside to `category`. `waiting`: this rank waits for others, so it does not hang,

@@ -255,16 +255,22 @@ class Saves:
         return digest, "" if self._layout == told else layout.pack(described)
 
     def stage_surely(self, step: int) -> None:
-        """Stage a save that the job waits for. It is retried, because each upload frees room."""
+        """Stage a save that the job waits for. It is retried, because each upload frees room. A rank
+        that waits for room does not hang, but one whose copy does not end hangs, at the limit of a step.
+        """
+        meter = self._session.meter
+        meter.begin_limit()
         self.stage_beside(step)
-        with self._session.meter.charging("stall", waiting=True):
+        with meter.charging("stall"):
             self.copier.wait()
             while self.staged != step and not self._session.broken:
                 if self._refused and step == self._session.until:
                     self._session.fail(
                         Cause.MISUSE, f"no checkpoint of the last step: {self._refused}"
                     )
-                self._session.agent.cut.wait(ROOM_SECONDS)
+                with meter.charging("stall", waiting=True):
+                    self._session.agent.cut.wait(ROOM_SECONDS)
+                meter.begin_limit()  # each try has the whole limit
                 self.stage_beside(step)
                 self.copier.wait()
 

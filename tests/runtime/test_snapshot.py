@@ -12,6 +12,7 @@ from everstep import saves, slots, snapshot
 from everstep.buffers import SMALL_BYTES, Buffers
 from everstep.errors import StateError
 from everstep.snapshot import Capture
+from everstep.staging import NoRoom
 from everstep.tracked import Tracked
 from everstep_contract import wire
 from everstep_contract.report import Cause
@@ -251,3 +252,35 @@ def test_a_script_that_fails_beside_a_copy_loses_no_save(
         trial.take(step)
     frames = [type(f).__name__ for f in trial.agent.frames]
     assert frames.index("Staged") < frames.index("Failed")
+
+
+def test_a_last_copy_that_does_not_end_counts_as_a_hang_and_the_wait_for_room_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank in a wait for others is under no limit."""
+    trial = Trial(tmp_path).track()
+    session = trial.session
+    at, began = session.meter.position, session.meter.position.since
+    copies: list[tuple[bool, float]] = []
+    waits: list[bool] = []
+    write, wait = session.saves.slots.write, session.agent.cut.wait
+
+    def copy(*given: Any) -> Any:
+        copies.append((at.waiting, at.since))
+        if len(copies) < 3:
+            raise NoRoom("full")
+        return write(*given)
+
+    def wait_for_room(seconds: float) -> bool:
+        waits.append(at.waiting)
+        return wait(0.001)
+
+    monkeypatch.setattr(session.saves.slots, "write", copy)
+    monkeypatch.setattr(session.agent.cut, "wait", wait_for_room)
+    for step in trial.job.steps(until=1):
+        trial.take(step)
+        began = at.since
+    assert waits == [True, True]
+    assert [waiting for waiting, _ in copies] == [False] * 3
+    since = [began, *(limited for _, limited in copies)]
+    assert since == sorted(set(since)), "each try has the whole limit"
