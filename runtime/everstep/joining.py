@@ -62,6 +62,17 @@ def _give(
     shot: Snapshot,
     list_state: Callable[[], Capture],
 ) -> None:
+    over = False
+
+    def find_changed(held: Capture) -> str:
+        """As `Snapshot.find_changed`. Once the members have gone on without this newcomer, a step has
+        changed the state as it should.
+        """
+        nonlocal over
+        changed = shot.find_changed(held)
+        over = session.epoch != order.epoch
+        return changed
+
     try:
         with device.beside(shot.marked):
             held = list_state()
@@ -71,12 +82,12 @@ def _give(
                 order.key,
                 applied,
                 held,
-                lambda: shot.find_changed(held),
+                lambda: find_changed(held),
             )
     except (RuntimeError, TimeoutError) as error:
         session.note_own(f"the state could not be handed to a newcomer: {error!r:.200}")
         return
-    if torn:
+    if torn and not over:
         session.gave_torn = True
         session.note_own(
             f"{torn} was changed while a joining rank copied it. From now on this rank stops its steps while another "

@@ -3,15 +3,17 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from everstep import held_already, state, transfer
+from everstep import held_already, joining, state, transfer
 from everstep.errors import StateError
 from everstep.snapshot import Capture
 from everstep_contract import wire
+from runtime.a_job import Trial
 
 
 class Keys:
@@ -187,3 +189,27 @@ def test_an_older_newcomer_gets_large_tensors_whole(monkeypatch: pytest.MonkeyPa
 def test_a_state_that_changed_on_its_way_is_not_taken() -> None:
     with pytest.raises(StateError, match="changed while it was handed over"):
         hand_over(Capture(tree={}, tensors={"a": SMALL}), {}, torn="model/a")
+
+
+@pytest.mark.parametrize("gone_on", [False, True])
+def test_a_change_after_the_members_have_gone_on_without_the_newcomer_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone_on: bool
+) -> None:
+    """The transfer to a newcomer that was left out may still run while they apply the next step."""
+    trial = Trial(tmp_path).track()
+    next(iter(trial.job.steps(until=3)))
+    session = trial.session
+    shot = session.take_snapshot()
+
+    def give(*given: Any) -> str:
+        if gone_on:
+            session.membership.epoch += 1
+        with torch.no_grad():
+            trial.model.weight.add_(1.0)
+        found: str = given[-1]()
+        return found
+
+    monkeypatch.setattr(transfer, "give", give)
+    joining._give(session, wire.GiveState(epoch=1, key="k"), 0, shot, shot.list_state)
+    assert session.gave_torn is not gone_on
+    assert bool(session.findings.own_notes) is not gone_on
