@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from agent.a_run import claim, commit
 from everstep_agent.runlog import rules
 from everstep_agent.runlog.log_index import RETIRES, LogIndex
+from everstep_contract import log
 from everstep_contract.log import Claim, Commit, Done, Entry, Retire
 
 
@@ -45,6 +46,16 @@ def test_restarts_are_counted_by_cause_along_the_log() -> None:
     assert known.restarts("old") == {}
     assert known.has_claimed("old")
     assert not known.has_claimed("other")
+
+
+def test_a_member_of_many_claims_is_kept_once() -> None:
+    """A job of 1,000 ranks and 1,000 losses would take 100 MB."""
+    read = LogIndex(log.decode(log.encode(claim(epoch))) for epoch in range(1, 4))
+    first, *later = read.claims
+    assert len(first.members) > 1
+    for other in later:
+        assert [id(m) for m in other.members] == [id(m) for m in first.members]
+    assert read.claims == [claim(epoch) for epoch in range(1, 4)]
 
 
 def test_an_epochs_number_is_never_used_again() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from everstep_agent.runlog.retired_keys import RetiredKeys
 from everstep_agent.runlog.rules import lineage_of, oldest_living
-from everstep_contract.log import Claim, Commit, Done, Entry, Retire
+from everstep_contract.log import Claim, Commit, Done, Entry, MemberId, Retire
 
 RETIRES = 3
 """Of how many of the newest `retire` entries the chunks are listed."""
@@ -22,6 +22,7 @@ class LogIndex:
         self._entries: list[Entry] = []
         self._places: dict[Entry, int] = {}
         self._claims: list[Claim] = []
+        self._members: dict[MemberId, MemberId] = {}
         self._oldest_living = 0
         self._restarts: dict[str, dict[str, int]] = {}
         """Job UID → its claims after the first, by cause."""
@@ -48,6 +49,9 @@ class LogIndex:
         return len(self._entries)
 
     def add(self, entry: Entry) -> None:
+        if isinstance(entry, Claim):  # most members are in many claims: keep each once
+            members = tuple(self._members.setdefault(m, m) for m in entry.members)
+            entry = replace(entry, members=members)
         place = len(self._entries)
         self._entries.append(entry)
         self._places.setdefault(entry, place)
