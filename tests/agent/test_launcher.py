@@ -456,3 +456,14 @@ async def test_a_run_that_is_too_short_for_a_drill_says_so(
     run = Run(tmp_path, drill=True)
     assert await run.launcher.run() == 0
     assert "no rank was killed" in run.said[-1]
+
+
+async def test_the_deaths_of_a_long_run_are_not_all_published(tmp_path: Path) -> None:
+    """Each exchange sends them to the agents."""
+    made = Run(tmp_path).launcher
+    for attempt in range(50):
+        for slot in (0, 1):
+            made._note_death(SimpleNamespace(slot=slot, attempt=attempt), None)  # type: ignore[arg-type]
+    newest = range(50 - launcher.DEAD_KEPT, 50)
+    found = [(d.slot, d.attempt) for d in made._wanted().dead]
+    assert found == [(slot, attempt) for attempt in newest for slot in (0, 1)]

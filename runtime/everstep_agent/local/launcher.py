@@ -59,6 +59,8 @@ INTERRUPTIONS = 20
 """How often the job may be interrupted while it makes no new step (`restartBudgets.worker` on a
 cluster).
 """
+DEAD_KEPT = 8
+"""Of how many attempts of a slot the deaths are published; an older one is known to be gone by the newer one."""
 THIS_MACHINE = platform.node() or "localhost"
 """The node of all agents. They share it, so a copy in another agent's memory would be lost with the
 original.
@@ -258,7 +260,12 @@ class Launcher:
         """
         if found is None or found.cause is not report.Cause.PROCESS_STUCK:
             dead = levels.DeadAgent(slot=agent.slot, attempt=agent.attempt, incarnation=1)
-            self._dead.append(dead)
+            kept = (
+                d
+                for d in self._dead
+                if d.slot != agent.slot or d.attempt > agent.attempt - DEAD_KEPT
+            )
+            self._dead = [*kept, dead]
         self._revision += 1
 
     async def _forget(self, address: str) -> None:
