@@ -111,6 +111,15 @@ def test_who_is_invited_stays_so_with_the_workers_that_were_meant():
     assert [m.lives for m in found] == [(3,)]
 
 
+def test_an_invited_spare_gives_way_to_no_pod_of_a_lower_slot_that_is_ready_later():
+    """Its workers may have got ready for minutes. The next attempt of a lost pod then is the spare."""
+    epoch = an_epoch(2, joining=joining(5))
+    found = invite(epoch, [waiting(5, fresh=()), waiting(2, fresh=(7,))], 1)
+    assert [m.slot for m in found] == [5]
+    found = invite(epoch, [waiting(5, fresh=()), waiting(2, fresh=(7,))], 2)
+    assert [m.slot for m in found] == [2, 5]
+
+
 def test_who_was_invited_and_has_lost_its_workers_is_invited_anew_with_the_next():
     epoch = an_epoch(2, joining=joining(2))
     assert invite(epoch, [waiting(2, fresh=(), ended=ended(3))], 1) == ()

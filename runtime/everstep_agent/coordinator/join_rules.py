@@ -58,7 +58,7 @@ def plan_invitation(
     coming: Collection[int] = (),
 ) -> tuple[EpochMember, ...]:
     """The workers to invite: all that replace lost ranks of members, and those of `missing` other
-    pods, lowest slot first. Pods that form a unit follow each other.
+    pods. Invited pods stay so, then the lowest slots are next. Pods that form a unit follow each other.
 
     Args:
         coming: as in `list_blocks`.
@@ -78,7 +78,8 @@ Block = tuple[EpochMember, ...]
 def list_blocks(
     epoch: EpochLevel, ready: Sequence[AgentReport], coming: Collection[int] = ()
 ) -> list[Block]:
-    """The pods in `ready` that are no members, in whole units, lowest slot first.
+    """The pods in `ready` that are no members, in whole units: first those that are invited, which get
+    ready already, then the others, each lowest slot first.
 
     The processes of an invited unit form groups of their own, so the unit stays as it is. If one of
     its processes has ended, the others are invited again only after they, too, have been replaced.
@@ -96,7 +97,7 @@ def list_blocks(
     free = {r.slot: r for r in others.values() if r.id not in inside and r.fresh}
     units = form_units(free, together, coming)
     new = [tuple(to_member(free[slot], free[slot].fresh) for slot in unit) for unit in units]
-    return sorted([*kept, *new], key=_lowest)
+    return [*sorted(kept, key=_lowest), *sorted(new, key=_lowest)]
 
 
 def _list_invited(epoch: EpochLevel) -> list[Block]:
