@@ -87,7 +87,7 @@ def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) 
     if purpose not in levels.IN_ORDER or purpose == "Grow":
         planned_moves.withdraw_move(term, purpose)
     joins = purpose == "Grow" and in_place
-    if joins and not (invitations.invite_missing(term, ready) and invitations.may_claim_soon(term)):
+    if joins and not _can_join_now(term, watch, ready, now):
         purpose, joins = "", False
     saves = (
         purpose or due_saves.is_save_due(term, watch, now) or due_saves.is_pin_due(term, watch, now)
@@ -100,6 +100,14 @@ def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) 
     watch.move = None if joins else planned_moves.build_move(term, purpose, term.recent())
     planned_moves.open_move(term, watch)
     arming.arm(term, watch, workers, purpose, now, hold=joins)
+
+
+def _can_join_now(term: Term, watch: Watch, ready: Sequence[AgentReport], now: float) -> bool:
+    """Invite newcomers. Returns whether the next boundary can be the one at which they join."""
+    invited = invitations.invite_missing(term, ready)
+    if not invitations.may_claim_soon(term):
+        return False
+    return invited or invitations.leave_out_late(term, watch, now)
 
 
 def _all_answer(term: Term) -> bool:

@@ -4,7 +4,11 @@ from collections.abc import Sequence
 
 from everstep_agent.coordinator import join_rules, rounds
 from everstep_agent.coordinator.term import Term
+from everstep_agent.coordinator.watch import Watch
 from everstep_agent.peers.agent_report import AgentReport
+
+LATE_SECONDS = 30.0
+"""How long newcomers that are ready to join wait at least for others that are invited with them."""
 
 
 def list_ready(term: Term) -> list[AgentReport]:
@@ -35,6 +39,26 @@ def invite(term: Term, ready: Sequence[AgentReport], missing: int) -> bool:
         term.change(term.state.invite(joining))
         return False
     return join_rules.are_prepared(joining, term.recent())
+
+
+def leave_out_late(term: Term, watch: Watch, now: float) -> bool:
+    """Invite only the newcomers that are ready, if the others take so much longer that these need not
+    wait for them: as long again as the first one took, and at least `LATE_SECONDS`. The others have
+    to get ready anew, and join at a later boundary. Returns whether some are ready to join.
+    """
+    epoch = term.running
+    prepared = join_rules.list_prepared(epoch, term.recent())
+    watch.note_invited(invited=bool(epoch.joining), prepared=bool(prepared), now=now)
+    if watch.invited_at is None or watch.prepared_at is None:
+        return False
+    took, waited = watch.prepared_at - watch.invited_at, now - watch.prepared_at
+    if waited < max(LATE_SECONDS, took):
+        return False
+    late = ",".join(str(m.slot) for m in epoch.joining if m not in prepared)
+    text = f"the others have been ready for {waited:.0f} s and join now; these join later"
+    term.line.say("newcomers_late", slots=late, message=text)
+    term.change(term.state.invite(prepared))
+    return True
 
 
 def may_claim_soon(term: Term) -> bool:

@@ -117,6 +117,13 @@ def list_mates(epoch: EpochLevel, ids: Collection[Id]) -> frozenset[Id]:
     return frozenset(ids) | {m.id for block in broken for m in block}
 
 
+def list_prepared(epoch: EpochLevel, reports: Iterable[AgentReport]) -> tuple[EpochMember, ...]:
+    """The invited workers that are ready to join; those of other pods in whole units."""
+    prepared = {r.id: r.prepared for r in reports}
+    apart = list_mates(epoch, {m.id for m in epoch.joining if prepared.get(m.id) != m.lives})
+    return tuple(m for m in epoch.joining if m.id not in apart)
+
+
 def are_prepared(joining: Sequence[EpochMember], reports: Iterable[AgentReport]) -> bool:
     prepared = {r.id: r.prepared for r in reports}
     return bool(joining) and all(prepared.get(m.id) == m.lives for m in joining)

@@ -29,6 +29,10 @@ class Watch:
     """When the present boundary was armed."""
     ready_at: float | None = None
     """Since when a pod has been ready to join; None: no pod is."""
+    invited_at: float | None = None
+    """Since when newcomers have been invited; None: none are."""
+    prepared_at: float | None = None
+    """Since when some of them have been ready to join, while others are not; None: none has."""
     furthest: int = -1
     raises: int = 0
     purpose: str = ""
@@ -72,6 +76,11 @@ class Watch:
         elif self.short_since is None:
             self.short_since = now
         return 0.0 if self.short_since is None else now - self.short_since
+
+    def note_invited(self, *, invited: bool, prepared: bool, now: float) -> None:
+        """Note whether newcomers are invited, and whether some of them are ready to join."""
+        self.invited_at = (self.invited_at or now) if invited else None
+        self.prepared_at = (self.prepared_at or now) if prepared else None
 
     def idle(self, furthest: int, now: float) -> float:
         """Seconds since any rank's step last advanced."""

@@ -1,0 +1,69 @@
+"""At which boundary newcomers join, with reports that the test makes up."""
+
+from dataclasses import replace
+
+import pytest
+
+from agent.a_term import a_term
+from agent.given import a_claim, a_report, a_worker, an_epoch, stepping, wanting
+from everstep_agent.coordinator import boundary_turn, invitations
+from everstep_agent.coordinator.term import Term
+from everstep_agent.coordinator.watch import Watch
+from everstep_agent.peers.agent_report import AgentReport
+
+EPOCH = an_epoch(2)
+WORKERS = [a_worker(), a_worker()]
+"""Both have applied step 5."""
+
+
+@pytest.fixture
+async def term() -> Term:
+    made = a_term(wanting(4), in_place=1)
+    members = tuple(i for m in EPOCH.members for i in m.ids())
+    assert await made.run_log.append(a_claim(1, token=EPOCH.token, members=members))
+    made.change(made.state.begin_epoch(EPOCH))
+    return made
+
+
+def newcomer(slot: int, **changes: object) -> AgentReport:
+    return a_report(slot, **({"in_place": True, "fresh": (3,)} | changes))
+
+
+def turn(term: Term, watch: Watch, after: float, *newcomers: AgentReport, until: int = 100) -> bool:
+    """Take a turn so many seconds after the epoch began. Returns whether a boundary for newcomers is armed."""
+    for slot in (0, 1):
+        term.take(replace(stepping(slot), in_place=True, until=until))
+    for report in newcomers:
+        term.take(report)
+    boundary_turn.settle(term, watch, WORKERS, watch.began + after)
+    boundary = term.running.boundary
+    return boundary is not None and boundary.hold
+
+
+def invited(term: Term) -> list[int]:
+    return [m.slot for m in term.running.joining]
+
+
+@pytest.mark.parametrize("took", [1.0, 100.0])
+async def test_newcomers_that_are_ready_do_not_wait_without_limit_for_slower_ones(
+    term: Term, took: float
+) -> None:
+    watch = Watch.start(term.now())
+    assert not turn(term, watch, 1, newcomer(2), newcomer(3))
+    assert invited(term) == [2, 3]
+    ready = 1 + took
+    late = ready + max(took, invitations.LATE_SECONDS)
+    assert not turn(term, watch, ready, newcomer(2, prepared=(3,)))
+    assert not turn(term, watch, late - 0.5)
+    assert invited(term) == [2, 3]
+    assert turn(term, watch, late + 0.5)
+    assert invited(term) == [2], "slot 3 joins at a later boundary"
+    await term.close()
+
+
+async def test_newcomers_that_are_all_ready_join_at_once(term: Term) -> None:
+    watch = Watch.start(term.now())
+    turn(term, watch, 1, newcomer(2), newcomer(3))
+    assert turn(term, watch, 2, newcomer(2, prepared=(3,)), newcomer(3, prepared=(3,)))
+    assert invited(term) == [2, 3]
+    await term.close()
