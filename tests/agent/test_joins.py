@@ -10,6 +10,7 @@ from everstep_agent.coordinator import boundary_turn, invitations
 from everstep_agent.coordinator.term import Term
 from everstep_agent.coordinator.watch import Watch
 from everstep_agent.peers.agent_report import AgentReport
+from everstep_agent.peers.epoch_level import Boundary
 
 EPOCH = an_epoch(2)
 WORKERS = [a_worker(), a_worker()]
@@ -66,4 +67,26 @@ async def test_newcomers_that_are_all_ready_join_at_once(term: Term) -> None:
     turn(term, watch, 1, newcomer(2), newcomer(3))
     assert turn(term, watch, 2, newcomer(2, prepared=(3,)), newcomer(3, prepared=(3,)))
     assert invited(term) == [2, 3]
+    await term.close()
+
+
+@pytest.mark.parametrize(("until", "joins"), [(6, True), (5, False)])
+async def test_newcomers_join_at_no_boundary_after_the_last_step(
+    term: Term, until: int, joins: bool
+) -> None:
+    """Nobody would come to it, however long the rest of the script takes, and nobody could leave meanwhile."""
+    watch, ready = Watch.start(term.now()), newcomer(2, prepared=(3,))
+    term.change(term.state.want(wanting(3)))
+    turn(term, watch, 1, ready, until=until)
+    assert turn(term, watch, 2, until=until) is joins
+    assert (term.running.boundary is not None) is joins
+    await term.close()
+
+
+async def test_a_boundary_that_was_raised_beyond_the_last_step_is_dropped(term: Term) -> None:
+    watch = Watch.start(term.now())
+    term.change(term.state.arm(Boundary(step=7, hold=True)))
+    assert turn(term, watch, 1, until=7)
+    assert not turn(term, watch, 2, until=6)
+    assert term.running.boundary is None
     await term.close()

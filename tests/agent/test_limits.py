@@ -180,11 +180,21 @@ async def test_a_member_leaves_after_an_evaluation_during_which_all_would_restar
     assert term.running.leaving == ((1, 0, 1),)
 
 
-async def test_a_member_waits_for_no_evaluation_longer_than_for_its_save() -> None:
+@pytest.mark.parametrize("is_over", [False, True], ids=["in an evaluation", "after the last step"])
+async def test_a_member_waits_no_longer_than_for_its_save_for_what_a_loss_would_repeat(
+    is_over: bool,
+) -> None:
+    """After the last step the rest of the script runs. Another pod is ready, but no boundary follows."""
     term, watch, workers = start_to_leave()
     saved = Commit(epoch=1, token="t", step=6, manifest="m", digest="d")
     term.change(term.state.disarm().commit(saved))
     evaluates = [replace(w, scope=levels.Scope.EVALUATE) for w in workers]
+    if is_over:
+        evaluates = workers
+        for report in (stepping(0), stepping(1)):
+            term.take(replace(report, in_place=True, until=5))
+        term.take(a_report(2, fresh=(1,), in_place=True, prepared=(1,)))
+        boundary_turn.settle(term, watch, evaluates, 2.0)
     boundary_turn.settle(term, watch, evaluates, 0.9 + term.settings.drain_seconds)
     assert term.running.leaving == ()
     boundary_turn.settle(term, watch, evaluates, 1.0 + term.settings.drain_seconds)

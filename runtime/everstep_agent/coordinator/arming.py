@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from everstep_agent.coordinator import boundaries, due_saves
+from everstep_agent.coordinator import boundaries, due_saves, members
 from everstep_agent.coordinator.term import Term
 from everstep_agent.coordinator.watch import Watch
 from everstep_agent.peers.agent_report import WorkerReport
@@ -31,6 +31,19 @@ def arm(
         incident=term.state.incidents.id,
     )
     term.change(term.state.arm(armed))
+
+
+def has_boundary_ahead(term: Term, workers: Sequence[WorkerReport]) -> bool:
+    """Whether the ranks have a further step to take. After the last one they come to no boundary,
+    however long the rest of their script takes.
+    """
+    return not is_beyond_end(term, max((w.applied for w in workers), default=0) + 1)
+
+
+def is_beyond_end(term: Term, step: int) -> bool:
+    inside = members.list_inside(term.running, term.reports.all())
+    until = min((r.until for _, r in inside if r.until is not None), default=None)
+    return until is not None and step > until
 
 
 def disarm(term: Term, watch: Watch, boundary: Boundary, now: float) -> None:

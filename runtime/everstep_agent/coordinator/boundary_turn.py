@@ -33,6 +33,9 @@ def settle(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float
     if boundary is None:
         _arm(term, watch, workers, now)
         return False
+    if not boundary.stay and arming.is_beyond_end(term, boundary.step):
+        arming.disarm(term, watch, boundary, now)
+        return False
     planned_moves.open_move(term, watch)
     if not (boundary.stay or boundary.hold):
         _invite_meanwhile(term, watch, now)
@@ -89,6 +92,8 @@ def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) 
     joins = purpose == "Grow" and in_place
     if joins and not _can_join_now(term, watch, ready, now):
         purpose, joins = "", False
+    if not arming.has_boundary_ahead(term, workers) and (joins or not purpose):
+        return
     saves = (
         purpose or due_saves.is_save_due(term, watch, now) or due_saves.is_pin_due(term, watch, now)
     )

@@ -10,7 +10,7 @@ from everstep_agent.coordinator import (
     regroup,
     unit_losses,
 )
-from everstep_agent.coordinator.arming import arm
+from everstep_agent.coordinator.arming import arm, has_boundary_ahead
 from everstep_agent.coordinator.term import Term
 from everstep_agent.coordinator.watch import Watch
 from everstep_agent.peers.agent_report import AgentReport, WorkerReport
@@ -90,18 +90,19 @@ def _let_leave(
     if watch.may_leave_at is None:
         limit = _limit_wait(term, leaving)
         if not (_is_committed(term, watch.leave_at) or now - watch.leave_since >= limit):
-            if _is_save_due(term, watch, watch.leave_at, now):
+            ahead = has_boundary_ahead(term, workers)
+            if ahead and _is_save_due(term, watch, watch.leave_at, now):
                 watch.leave_saved_at = now
                 arm(term, watch, workers, "", now)
             return
         watch.may_leave_at = now
         if not _is_committed(term, watch.leave_at):
             _say_unsaved(term, leaving, limit)
-    if replaced and invitations.may_claim_soon(term):
+    if replaced and invitations.may_claim_soon(term) and has_boundary_ahead(term, workers):
         arm(term, watch, workers, purpose, now, hold=True)
     elif term.running.leaving != leaving and not (
         _awaits_replacement(term, watch, now)
-        or _awaits_evaluation(term, watch, workers, leaving, now)
+        or _spares_a_restart(term, watch, workers, leaving, now)
     ):
         term.line.say("members_leave", slots=",".join(str(slot) for slot, _, _ in leaving))
         term.mark("drain")
@@ -114,17 +115,18 @@ def _limit_wait(term: Term, leaving: Sequence[Id]) -> float:
     return min([term.settings.drain_seconds, *(max(n / 2, n - LEAVE_SECONDS) for n in notices)])
 
 
-def _awaits_evaluation(
+def _spares_a_restart(
     term: Term,
     watch: Watch,
     workers: Sequence[WorkerReport],
     leaving: Sequence[Id],
     now: float,
 ) -> bool:
-    """Whether a rank is in `job.evaluate` or `job.sum`, where a loss would restart all ranks, and there is time to
-    wait for its end.
+    """Whether a rank is in `job.evaluate` or `job.sum`, or has taken the last step, so that a loss would restart
+    all ranks, and there is time to wait for its end.
     """
-    inside = any(w.scope is levels.Scope.EVALUATE for w in workers)
+    evaluates = any(w.scope is levels.Scope.EVALUATE for w in workers)
+    inside = evaluates or not has_boundary_ahead(term, workers)
     return inside and now - watch.leave_since < _limit_wait(term, leaving)
 
 
