@@ -6,7 +6,14 @@ import pytest
 
 from agent.a_term import a_term
 from agent.given import a_member, a_report, a_worker, an_epoch, stepping, wanting
-from everstep_agent.coordinator import boundaries, boundary_turn, faults, gather, leave_in_place
+from everstep_agent.coordinator import (
+    boundaries,
+    boundary_turn,
+    due_saves,
+    faults,
+    gather,
+    leave_in_place,
+)
 from everstep_agent.coordinator.breaks import find_late_regroup, find_late_start
 from everstep_agent.coordinator.incidents import Cause
 from everstep_agent.coordinator.term import Term
@@ -87,6 +94,23 @@ def test_losses_one_after_another_do_not_put_off_saves_by_seconds() -> None:
     for loss in (20.0, 40.0, 60.0):
         watch = watch.renew(loss)
     assert (watch.save_at, watch.began) == (0.0, 60.0)
+
+
+@pytest.mark.parametrize(("committed", "every"), [(3, 0), (4, 0), (3, 7), (3, 50)])
+async def test_a_save_that_a_loss_has_dropped_is_made_again_once_the_members_stay_the_same(
+    committed: int, every: int
+) -> None:
+    """Not if one was committed since, or if one follows within three steps."""
+    term = a_term(wanting(2), in_place=1, save_every_seconds=1000.0)
+    epoch = an_epoch(stage=Stage.RUNNING, committed=committed, save_every_steps=every)
+    term.change(term.state.begin_epoch(epoch))
+    for report in (stepping(0), stepping(1)):
+        term.take(replace(report, in_place=True))
+    watch, workers = replace(Watch.start(0.0), dropped_at=3).renew(20.0), [a_worker(), a_worker()]
+    boundary_turn.settle(term, watch, workers, 20.0 + due_saves.DROPPED_SECONDS - 1)
+    assert term.running.boundary is None
+    boundary_turn.settle(term, watch, workers, 20.0 + due_saves.DROPPED_SECONDS + 1)
+    assert (term.running.boundary == Boundary(step=6)) == (committed == 3 and every != 7)
 
 
 def test_a_job_below_its_minimum_is_short_since_the_first_loss_that_made_it_so() -> None:

@@ -2,6 +2,8 @@
 rank restarts.
 """
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -14,7 +16,7 @@ from torch import nn
 
 from agent.gang import Gang, assert_exact
 from everstep import Job, run, transfer
-from everstep_agent.coordinator import last_save, leave_in_place, saves, transfer_rules
+from everstep_agent.coordinator import due_saves, last_save, leave_in_place, saves, transfer_rules
 from everstep_agent.peers.epoch_level import EpochLevel
 from everstep_agent.pod import refusals, spawn
 from everstep_contract import levels, report
@@ -340,3 +342,28 @@ async def test_pods_that_get_sigterm_leave_and_the_others_go_on(
         assert list_pids(gang, others) == stay
         claims = await finish(gang)
         assert {cause for cause, _ in claims[1:]} == {"Leave", "Grow"}
+
+
+@pytest.mark.parametrize("joins", [False, pytest.param(True, marks=pytest.mark.long)])
+async def test_a_save_that_a_change_of_membership_drops_is_soon_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, endless: None, joins: bool
+) -> None:
+    """The store takes nothing before that change."""
+    pump = saves.Saves.pump
+
+    def pump_later(own: saves.Saves, epoch: EpochLevel, *given: Any) -> None:
+        if epoch.number > 1:
+            pump(own, epoch, *given)
+
+    monkeypatch.setattr(saves.Saves, "pump", pump_later)
+    monkeypatch.setattr(due_saves, "DROPPED_SECONDS", 0.2)
+    every = 100
+    async with Gang(tmp_path, 2, in_place=1, hang_seconds=60.0, save_every_steps=every) as gang:
+        await gang.until(lambda s: s.staged is not None and s.step > every, 60.0)
+        if joins:
+            resize(gang, 3)
+            await gang.start(2, 0)
+        else:
+            os.kill(gang.worker(1), signal.SIGKILL)
+        seen = await gang.until(lambda s: s.committed, 60.0)
+        assert seen.committed.step % every, "it is not that of the next interval"

@@ -48,6 +48,6 @@ def is_beyond_end(term: Term, step: int) -> bool:
 
 def disarm(term: Term, watch: Watch, boundary: Boundary, now: float) -> None:
     if not boundary.near:
-        watch.save_at = now
+        watch.save_at, watch.dropped_at = now, None
     watch.raises = 0
     term.change(term.state.disarm())

@@ -95,7 +95,10 @@ def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) 
     if not arming.has_boundary_ahead(term, workers) and (joins or not purpose):
         return
     saves = (
-        purpose or due_saves.is_save_due(term, watch, now) or due_saves.is_pin_due(term, watch, now)
+        purpose
+        or due_saves.is_save_due(term, watch, now)
+        or due_saves.is_dropped_due(term, watch, workers, now)
+        or due_saves.is_pin_due(term, watch, now)
     )
     if not saves:
         if due_saves.is_near_due(term, watch, workers, now):

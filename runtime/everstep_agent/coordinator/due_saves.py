@@ -8,6 +8,10 @@ from everstep_agent.coordinator.watch import Watch
 from everstep_agent.peers.agent_report import WorkerReport
 from everstep_agent.peers.partners import choose_partners, list_places
 
+DROPPED_SECONDS = 10.0
+"""How long after a change of membership another save replaces one that it has dropped. Lost ranks often
+come back sooner; their join would wait for the save, and drop it, too.
+"""
 PIN_SECONDS = 10.0
 """How long the staging of a save that carries a pin may take before another save is made for it."""
 
@@ -20,13 +24,34 @@ def is_save_due(term: Term, watch: Watch, now: float) -> bool:
     )
 
 
+def is_dropped_due(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) -> bool:
+    """Whether to make a save because a change of membership has dropped one. Otherwise a job whose
+    members change often would commit nothing for long.
+    """
+    committed = term.running.committed
+    if watch.dropped_at is None or committed > watch.dropped_at:
+        return False
+    if now - watch.began < DROPPED_SECONDS:
+        return False
+    return not (_is_any_under_way(term) or _is_save_near(term, workers))
+
+
 def is_near_due(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) -> bool:
     epoch, limit = term.running, term.settings.max_redo_seconds
-    every = epoch.save_every_steps
-    furthest = max((w.applied for w in workers), default=0)
-    steps = term.settings.save_every_steps if every is None else every
-    soon = near_saves.is_save_near(furthest, steps)
+    soon = _is_save_near(term, workers)
     return near_saves.is_wanted(epoch, limit) and not soon and watch.near.is_due(limit, now)
+
+
+def _is_save_near(term: Term, workers: Sequence[WorkerReport]) -> bool:
+    """Whether a save at an interval in steps follows soon."""
+    furthest = max((w.applied for w in workers), default=0)
+    return near_saves.is_save_near(furthest, _find_interval(term))
+
+
+def _find_interval(term: Term) -> int:
+    """After how many steps each rank saves by itself; 0: it does not."""
+    every = term.running.save_every_steps
+    return term.settings.save_every_steps if every is None else every
 
 
 def follow_near_saves(term: Term, watch: Watch, now: float) -> None:
@@ -82,6 +107,17 @@ def is_pin_due(term: Term, watch: Watch, now: float) -> bool:
 def is_under_way(term: Term, step: int) -> bool:
     """Whether all ranks have staged this step, or a later one, and it may still be committed."""
     return term.staged >= step and not term.saves.why_given_up(term.running.number, term.staged)
+
+
+def is_any_uncommitted(term: Term, workers: Sequence[WorkerReport]) -> bool:
+    """Whether the ranks have begun a save that is not committed yet; not all may have staged it."""
+    every, furthest = _find_interval(term), max((w.applied for w in workers), default=0)
+    begun = every > 0 and furthest - furthest % every > term.running.committed
+    return begun or _is_any_under_way(term)
+
+
+def _is_any_under_way(term: Term) -> bool:
+    return is_saving(term) or is_under_way(term, term.running.committed + 1)
 
 
 def is_saving(term: Term) -> bool:

@@ -49,14 +49,18 @@ async def train(term: Term) -> str:
         regroup.look_for_silence(term)
         workers = members.list_workers(epoch, term.reports.all())
         found = _find_loss(term, watch, workers, now) or _find_stuck(term, now)
+        held = found is None and join_rules.are_held(epoch, workers)
+        unsaved = (found is not None or held) and due_saves.is_any_uncommitted(term, workers)
         if found is not None:
             lost = await _regroup(term, found)
             if lost is not None:
                 return await recover(term, lost)
-        elif join_rules.are_held(epoch, workers):
+        elif held:
             await join.admit(term, leave_in_place.list_free_to_leave(term, watch))
         if found is not None or term.running.number > epoch.number:
             watch, wait = watch.renew(term.now()), last_save.Wait()
+            if unsaved and term.running.committed == epoch.committed:
+                watch.dropped_at = epoch.committed
             continue
         _advance(term, workers, now)
         _cut_out(term, now)

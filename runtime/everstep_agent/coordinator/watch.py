@@ -23,6 +23,10 @@ class Watch:
     """When the epoch began, or was continued in place."""
     save_at: float
     """When the last save at an armed boundary was done, or given up."""
+    dropped_at: int | None = None
+    """The newest committed step when a change of membership dropped a save. Another is made soon, unless
+    one was committed since. None: none was dropped since the last save.
+    """
     moved_at: float
     """When any rank's step last advanced."""
     armed_at: float = 0.0
@@ -64,6 +68,7 @@ class Watch:
         return replace(
             Watch.start(now),
             save_at=self.save_at,
+            dropped_at=self.dropped_at,
             short_since=self.short_since,
             pin_at=self.pin_at,
             near=self.near.renew(),
