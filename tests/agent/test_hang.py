@@ -1,5 +1,5 @@
 from everstep_agent.pod import hang
-from everstep_contract.position import Position, Where
+from everstep_contract.position import Phase, Position, Where
 
 LIMITS = hang.Limits(step=300.0, startup=600.0)
 
@@ -10,9 +10,10 @@ def classify(now, *, cut=None, started=0.0, **fields):
 
 def test_a_step_over_its_limit_is_a_hang_and_named():
     assert classify(299.0, scope=Where.STEP, applied=6) is None
-    found = classify(301.0, scope=Where.STEP, applied=6)
-    assert "step 7" in found.message
-    assert "300 s" in found.message
+    found = classify(301.0, scope=Where.STEP, applied=6, phase=Phase.COMPUTING)
+    assert "301 s in step 7; the limit is 300 s" in found.message
+    saves = classify(301.0, scope=Where.STEP, applied=6, phase=Phase.APPLIED)
+    assert "301 s in step 6, after it was applied; the limit is 300 s" in saves.message
 
 
 def test_a_rank_that_waits_for_others_is_never_the_culprit_while_its_group_stands():
@@ -46,7 +47,8 @@ def test_a_rank_that_waits_as_long_as_a_hang_is_worth_a_stack():
     assert wait(299.0, scope=Where.STEP, waiting=True) is None
     assert wait(301.0, scope=Where.STEP, waiting=True, started=10.0) is None
     assert wait(301.0, scope=Where.STEP) is None
-    assert "301 s in step 7" in wait(301.0, scope=Where.STEP, waiting=True, applied=6)
+    held = {"scope": Where.STEP, "waiting": True, "applied": 6, "phase": Phase.COMPUTING}
+    assert "301 s in step 7" in wait(301.0, **held)
     assert "31 s in evaluate" in wait(31.0, scope=Where.EVALUATE, waiting=True, limit_ms=30_000)
 
 

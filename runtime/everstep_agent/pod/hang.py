@@ -9,7 +9,7 @@ does not count.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from everstep_contract.position import Position, Where
+from everstep_contract.position import Phase, Position, Where
 
 PARK_SECONDS = 20.0
 """Limit for a rank to leave a collective whose sockets were closed."""
@@ -105,8 +105,15 @@ def describe_long_wait(
 def _describe(position: Position) -> str:
     """The step or other scope that a rank is in."""
     if position.scope is Where.STEP:
-        return f"step {position.applied + 1}"
+        return name_step(position)
     return position.scope.name.lower()
+
+
+def name_step(position: Position) -> str:
+    """The step that a rank is in. One that is applied is not over before its boundary, where saves are made."""
+    if position.phase is Phase.APPLIED and position.applied:
+        return f"step {position.applied}, after it was applied"
+    return f"step {position.applied + 1}"
 
 
 def _choose_limit(position: Position, limits: Limits) -> tuple[float, str]:

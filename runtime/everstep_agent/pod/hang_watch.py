@@ -65,7 +65,7 @@ class HangWatch:
                 self._end_overdue(worker, node)
 
     def _end_overdue(self, worker: Worker, node: str) -> None:
-        where = f"step {worker.position().applied + 1}"
+        where = hang.name_step(worker.position())
         worker.learnt, worker.hung = True, progress.describe(worker.progress, where)
         worker.hung_since = worker.progress.mark.at
         self._say("no_progress", worker, node)
