@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from agent.a_term import a_term
-from agent.given import a_member, a_report, a_worker, an_epoch, stepping, wanting
+from agent.given import a_claim, a_member, a_report, a_worker, an_epoch, stepping, wanting
 from everstep_agent.coordinator import (
     boundaries,
     boundary_turn,
@@ -13,6 +13,7 @@ from everstep_agent.coordinator import (
     faults,
     gather,
     leave_in_place,
+    train,
 )
 from everstep_agent.coordinator.breaks import find_late_regroup, find_late_start
 from everstep_agent.coordinator.incidents import Cause
@@ -263,6 +264,16 @@ async def test_a_leave_that_is_withdrawn_before_its_save_leaves_no_open_incident
     assert term.running.incident == ""
     term.open_incident(Cause(name="WorkerDied", message="killed", slots=(0,)))
     assert term.state.incidents.levels()[-1].cause == "WorkerDied"
+
+
+async def test_a_leave_that_the_end_of_the_training_precedes_is_over_with_the_job() -> None:
+    """Its incident would stay open in the status of the completed job."""
+    term, _, _ = start_to_leave()
+    claim = a_claim(1, token=term.running.token)
+    await term.run_log.append(claim)
+    await train._finish(term, 6)
+    assert term.state.done
+    assert [(i.cause, i.open) for i in term.state.incidents.levels()] == [("Leave", False)]
 
 
 async def test_if_all_members_are_to_leave_none_does_so_where_others_join() -> None:

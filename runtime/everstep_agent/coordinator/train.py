@@ -11,6 +11,7 @@ from everstep_agent.coordinator import (
     last_save,
     leave_in_place,
     members,
+    planned_moves,
     regroup,
 )
 from everstep_agent.coordinator.breaks import (
@@ -257,4 +258,5 @@ async def _finish(term: Term, step: int) -> None:
         "(--run, checkpoint.run)"
     )
     text = f"trained to step {step}{nothing if epoch.resume >= step else ''}"
+    planned_moves.withdraw_move(term, "")
     term.end(report.Cause.DONE, text, step=step)
