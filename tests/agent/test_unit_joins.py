@@ -78,6 +78,12 @@ def test_if_one_process_of_an_invited_unit_ends_the_other_is_invited_again_once_
     assert invite(renewed, [waiting(0, 4, ended=ended(3)), again]) == [(0, (4,)), (1, (4,))]
 
 
+def test_a_unit_is_ready_to_join_once_all_its_pods_are():
+    epoch = pairs(2, 3, joining=joining(0, 1, 4, 5))
+    told = [waiting(slot, prepared=(3,)) for slot in (0, 1, 4)]
+    assert [m.slot for m in join_rules.list_prepared(epoch, told)] == [0, 1]
+
+
 def test_a_pod_of_several_units_takes_back_the_one_that_it_lost():
     member = a_member(0, lives=(1, 1, 0, 0))
     epoch = an_epoch(members=(member,), mesh=PAIRS)
