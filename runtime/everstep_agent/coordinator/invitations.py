@@ -42,9 +42,9 @@ def invite(term: Term, ready: Sequence[AgentReport], missing: int) -> bool:
 
 
 def leave_out_late(term: Term, watch: Watch, now: float) -> bool:
-    """Invite only the newcomers that are ready, if the others take so much longer that these need not
-    wait for them: as long again as the first one took, and at least `LATE_SECONDS`. The others have
-    to get ready anew, and join at a later boundary. Returns whether some are ready to join.
+    """If some newcomers are ready and the others are late, invite only those that are ready. The others
+    are late after as long again as the first one took, and at least `LATE_SECONDS`. They have to get
+    ready anew, and join at a later boundary. Returns whether newcomers can join now.
     """
     epoch = term.running
     prepared = join_rules.list_prepared(epoch, term.recent())

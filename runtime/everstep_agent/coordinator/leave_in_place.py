@@ -102,7 +102,7 @@ def _let_leave(
         arm(term, watch, workers, purpose, now, hold=True)
     elif term.running.leaving != leaving and not (
         _awaits_replacement(term, watch, now)
-        or _spares_a_restart(term, watch, workers, leaving, now)
+        or _avoids_a_restart(term, watch, workers, leaving, now)
     ):
         term.line.say("members_leave", slots=",".join(str(slot) for slot, _, _ in leaving))
         term.mark("drain")
@@ -115,15 +115,15 @@ def _limit_wait(term: Term, leaving: Sequence[Id]) -> float:
     return min([term.settings.drain_seconds, *(max(n / 2, n - LEAVE_SECONDS) for n in notices)])
 
 
-def _spares_a_restart(
+def _avoids_a_restart(
     term: Term,
     watch: Watch,
     workers: Sequence[WorkerReport],
     leaving: Sequence[Id],
     now: float,
 ) -> bool:
-    """Whether a rank is in `job.evaluate` or `job.sum`, or has taken the last step, so that a loss would restart
-    all ranks, and there is time to wait for its end.
+    """Whether the members wait because a rank is in `job.evaluate` or `job.sum`, or has taken the last step: a loss
+    would restart all ranks, and there is time to wait for its end.
     """
     evaluates = any(w.scope is levels.Scope.EVALUATE for w in workers)
     inside = evaluates or not has_boundary_ahead(term, workers)
