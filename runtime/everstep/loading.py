@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from everstep import state, validate
 from everstep.checkpoint_reader import Checkpoint
 from everstep.errors import Misuse, StateError
 from everstep_contract import codec
-from everstep_contract.fetched import Fetched
+from everstep_contract.fetched import WAITS, Fetched
 
 TRIES = 3
 """From a folder, chunks are read where they are, so the job may retire the checkpoint meanwhile.
@@ -92,11 +92,33 @@ def _fetch(uri: str, step: int | None, only: tuple[str, ...], folder: str) -> Fe
     command = [*program, "fetch", uri, "--to", folder, "--json"]
     command += [] if step is None else ["--step", str(step)]
     command += [part for name in only for part in ("--only", name)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"]
-        raise StateError(f"everstep.load: {said[-1].removeprefix('everstep: ')}")
-    return codec.loads(Fetched, done.stdout.encode())
+    status, said, answer = _run(command)
+    if status:
+        why = said[-1] if said else f"it ended with status {status}"
+        raise StateError(f"everstep.load: {why.removeprefix('everstep: ')}")
+    return codec.loads(Fetched, answer)
+
+
+def _run(command: Sequence[str]) -> tuple[int, list[str], bytes]:
+    """Exit status, lines of stderr, and stdout. That the store does not answer is passed on at once."""
+    said: list[str] = []
+    with (
+        tempfile.TemporaryFile() as answer,
+        subprocess.Popen(command, stdout=answer, stderr=subprocess.PIPE, text=True) as process,
+    ):
+        assert process.stderr is not None
+        try:
+            for line in process.stderr:
+                if line.startswith(WAITS):
+                    print(line, end="", file=sys.stderr, flush=True)
+                elif line.strip():
+                    said.append(line.strip())
+        except BaseException:  # Ctrl-C, which in a notebook reaches only this process
+            process.kill()
+            raise
+        status = process.wait()
+        answer.seek(0)
+        return status, said, answer.read()
 
 
 def _read(tree: dict[str, Any], checkpoint: Checkpoint) -> Any:

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+WAITS = "everstep: waiting for the store: "
+"""How each line begins that the command writes to stderr while the store does not answer."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:

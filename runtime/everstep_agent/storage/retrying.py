@@ -85,6 +85,10 @@ class Retrying:
         """Call that will be tried again → its last error."""
         self._given_up: StoreError | None = None
         """Error of the newest call that was given up, until the store answers any call."""
+        self._open = 0
+        """How many calls wait for an answer."""
+        self._heard_at = 0.0
+        """When the store last answered a call, or the first one that waits began."""
         self._writes, self._reads = Window(), Window(READS)
 
     @property
@@ -97,6 +101,12 @@ class Retrying:
         another call does not end it: a store that is full takes reads.
         """
         return next(iter(self._waiting.values()), self._given_up)
+
+    @property
+    def silent_seconds(self) -> float:
+        """For how long calls wait, and none was answered; 0: no call waits."""
+        now = asyncio.get_running_loop().time()
+        return now - self._heard_at if self._open else 0.0
 
     async def put(self, key: str, body: bytes | memoryview) -> None:
         await self._again(
@@ -132,15 +142,19 @@ class Retrying:
         Args:
             least_s: each try may take so long, whatever is left until the deadline.
         """
-        this = object()
+        this, clock = object(), asyncio.get_running_loop().time
+        self._heard_at = self._heard_at if self._open else clock()
+        self._open += 1
         try:
             answer = await self._repeat(call, least_s, this)
         except StoreError as error:
             self._given_up = error if error.transient else None  # else it answered
+            self._heard_at = self._heard_at if error.transient else clock()
             raise
         finally:
+            self._open -= 1
             self._waiting.pop(this, None)
-        self._given_up = None
+        self._given_up, self._heard_at = None, clock()
         return answer
 
     async def _repeat(self, call: Callable[[], Awaitable[T]], least_s: float, this: object) -> T:

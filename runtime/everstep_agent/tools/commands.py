@@ -10,8 +10,8 @@ from everstep_agent.checkpoint.manifests import Broken
 from everstep_agent.checkpoint.pin_rules import NoPin
 from everstep_agent.storage.address import check_key, file_uri
 from everstep_agent.storage.errors import StoreError
-from everstep_agent.storage.store import ObjectStore
-from everstep_agent.tools import fetch, fork, pins, verify
+from everstep_agent.storage.retrying import Retrying
+from everstep_agent.tools import fetch, fork, pins, verify, waits
 from everstep_contract import codec
 
 
@@ -29,31 +29,35 @@ async def read(
     """Run a command. Return its exit status: 0 success, 1 the check failed, 2 the command could not
     be carried out.
     """
+    stores: list[Retrying] = []
     try:
-        store = _open(run, environ, create=False)
-        if command == "verify":
-            found = await verify.verify_run(store)
-            _say(as_json, _verified(found), verify.build_table(found))
-            return verify.exit_code(found)
-        if unpin:
-            given_up = await pins.unpin(store, unpin)
-            _say(as_json, given_up, pins.describe(given_up))
-            return 0
-        if command == "checkpoints":
-            catalog = await fork.list_checkpoints(store)
-            _say(as_json, catalog, fork.build_table(catalog))
-            return 0
-        if command == "fetch":
-            fetched = await fetch.fetch_checkpoint(store, _find_folder(to), step=step, only=only)
-            _say(as_json, fetched, fetch.describe(fetched))
-            return 0
-        assert step is not None
-        await fork.require_checkpoint(store, step)
-        _check_name(to)
-        target = _open(to, environ, create=True)
-        if target.uri == store.uri:
-            raise fork.CannotFork(f"--to {to}: this is the old run: choose another address")
-        forked = await fork.fork_run(store, target, step)
+        store = _open(run, environ, stores, create=False)
+        async with waits.telling(stores):
+            if command == "verify":
+                found = await verify.verify_run(store)
+                _say(as_json, _verified(found), verify.build_table(found))
+                return verify.exit_code(found)
+            if unpin:
+                given_up = await pins.unpin(store, unpin)
+                _say(as_json, given_up, pins.describe(given_up))
+                return 0
+            if command == "checkpoints":
+                catalog = await fork.list_checkpoints(store)
+                _say(as_json, catalog, fork.build_table(catalog))
+                return 0
+            if command == "fetch":
+                fetched = await fetch.fetch_checkpoint(
+                    store, _find_folder(to), step=step, only=only
+                )
+                _say(as_json, fetched, fetch.describe(fetched))
+                return 0
+            assert step is not None
+            await fork.require_checkpoint(store, step)
+            _check_name(to)
+            target = _open(to, environ, stores, create=True)
+            if target.uri == store.uri:
+                raise fork.CannotFork(f"--to {to}: this is the old run: choose another address")
+            forked = await fork.fork_run(store, target, step)
     except (StoreError, Broken, fork.CannotFork, fetch.NothingToFetch, NoPin, OSError) as error:
         print(f"everstep: {error}", file=sys.stderr)
         return 2
@@ -61,9 +65,12 @@ async def read(
     return 0
 
 
-def _open(run: str, environ: Mapping[str, str], *, create: bool) -> ObjectStore:
+def _open(
+    run: str, environ: Mapping[str, str], opened: list[Retrying], *, create: bool
+) -> Retrying:
     where = run if "://" in run else file_uri(os.path.abspath(run))
-    return storage.open_store(where, "", environ, create=create)
+    opened.append(storage.open_store(where, "", environ, create=create))
+    return opened[-1]
 
 
 def _check_name(to: str) -> None:
