@@ -144,7 +144,10 @@ def describe_ended(pod: Raw) -> tuple[int, str] | None:
     for found in status.get("containerStatuses") or ():
         ended = (found.get("state") or {}).get("terminated")
         if found.get("name") == CONTAINER and ended:
-            return int(ended.get("exitCode", 1)), str(ended.get("message") or "").strip()
+            words = (
+                ended.get("message") or status.get("message") or ""
+            )  # of the pod: its time is over
+            return int(ended.get("exitCode", 1)), str(words).strip()
     return 1, str(status.get("message") or status.get("reason") or "it ended without a message")
 
 

@@ -130,6 +130,7 @@ async def test_an_older_checkpoint_becomes_another_job(
     assert re.search(r" before-lunch( |$)", listed, re.M)
     (unpin,) = commands("kubectl everstep checkpoints unpin")
     assert "before-lunch (step" in await shell(unpin)
+    assert "has been unpinned" in await shell(pin, status=1)
     assert re.search(rf"^{STEP} ", listed, re.M)
     assert "whole: steps 1 to" in verified
     (restore,) = commands("kubectl everstep checkpoints restore")

@@ -208,3 +208,41 @@ def test_what_no_job_can_have_is_refused_before_anything_is_copied(
 
 def test_names_that_a_job_can_have_are_taken() -> None:
     assert readerpod.find_restore_problem(recordings.job(), new="b" * 50, run="a/B_c.d") == ""
+
+
+def test_a_pod_whose_time_is_over_says_so() -> None:
+    ended = {"name": readerpod.CONTAINER, "state": {"terminated": {"exitCode": 137}}}
+    status = {"phase": "Failed", "message": "Pod was active too long", "containerStatuses": [ended]}
+    assert readerpod.describe_ended({"status": status}) == (137, "Pod was active too long")
+
+
+@pytest.mark.parametrize(
+    ("status", "log", "said"),
+    [
+        ({}, "everstep: waiting for the store: it is away\n", "waiting for the store: it is away"),
+        ({}, "", "it ran"),
+        (
+            {
+                "conditions": [
+                    {"type": "PodScheduled", "status": "False", "reason": "No", "message": "room"}
+                ]
+            },
+            "",
+            "No: room",
+        ),
+    ],
+)
+def test_a_pod_that_does_not_end_is_told_with_what_it_waits_for(
+    status: dict[str, object], log: str, said: str
+) -> None:
+    pulls = {"state": {"waiting": {"reason": "Pulling", "message": "the image"}}}
+    pods = [{"status": {"containerStatuses": [pulls]}}, {"status": status}]
+    cluster: Any = SimpleNamespace(
+        watch=lambda *_: (("MODIFIED", pod) for pod in pods),
+        begin=lambda *_: SimpleNamespace(text=lambda: log),
+    )
+    arguments: Any = SimpleNamespace(timeout=300.0)
+    with pytest.raises(ClusterError) as raised:
+        checkpoints._await(arguments, cluster, "ns", "p")
+    told = f"pod p had not ended after 300 s ({said}); --timeout gives it more time"
+    assert str(raised.value) == told

@@ -66,6 +66,15 @@ def unpin(arguments: argparse.Namespace, cluster: Cluster) -> int:
     return 0
 
 
+def list_pins(arguments: argparse.Namespace, cluster: Cluster, job: Object) -> set[str]:
+    """The names of the checkpoints that the run keeps. Raises ClusterError."""
+    from everstep_kubectl import readerpod
+
+    _tell(f"reading the run of {arguments.job}: which checkpoints are pinned?")
+    _, catalog = _read(arguments, cluster, job, ["checkpoints", readerpod.run_of(job), "--json"])
+    return {pin["name"] for pin in catalog.get("pins") or ()}
+
+
 def _read(
     arguments: argparse.Namespace, cluster: Cluster, job: Object, command: list[str]
 ) -> tuple[int, Any]:
@@ -108,18 +117,27 @@ def _await(
     from everstep_kubectl import readerpod
 
     field = quote(f"metadata.name={name}")
-    path, told = f"/api/v1/namespaces/{namespace}/pods?fieldSelector={field}", ""
+    path, waits = f"/api/v1/namespaces/{namespace}/pods?fieldSelector={field}", ""
     for kind, pod in cluster.watch(path, arguments.timeout + 5):
         if kind == "DELETED":
             raise ClusterError(f"pod {name} was deleted before it had read anything")
         if (ended := readerpod.describe_ended(pod)) is not None:
             return ended
-        if (why := readerpod.describe_wait(pod)) and why != told:
-            _tell(f"pod {name} waits: {why}")
-            told = why
+        former, waits = waits, readerpod.describe_wait(pod)
+        if waits and waits != former:
+            _tell(f"pod {name} waits: {waits}")
     raise ClusterError(
-        f"pod {name} had not ended after {arguments.timeout:.0f} s ({told or 'it ran'})"
+        f"pod {name} had not ended after {arguments.timeout:.0f} s ({waits or _find_word(cluster, namespace, name)}); "
+        "--timeout gives it more time"
     )
+
+
+def _find_word(cluster: Cluster, namespace: str, name: str) -> str:
+    """What a pod that runs said last: that it waits for the store, for example."""
+    log = ""
+    with contextlib.suppress(ClusterError):
+        log = cluster.begin("logs", name, "-n", namespace, "--tail=1").text()
+    return log.strip().removeprefix("everstep: ") or "it ran"
 
 
 def _tell(line: str) -> None:
