@@ -164,10 +164,14 @@ async def test_a_script_that_is_not_there_is_named(everstep):
     assert "there is no script 'nowhere.py'" in command.text
 
 
-async def test_a_store_that_cannot_be_made_is_named(everstep):
+async def test_a_store_that_cannot_be_made_is_named(everstep, tmp_path: Path):
     command = await everstep("run", "--store", "/proc/no/store", STUB)
     assert await command.end() == 2
     assert "/proc/no" in command.text
+    (tmp_path / "link").symlink_to("/no/volume")
+    command = await everstep("run", "--store", f"{tmp_path}/link", STUB)
+    assert await command.end() == 2
+    assert f"{tmp_path}/link is a link to /no/volume, which does not exist" in command.text
 
 
 async def test_an_argument_of_the_script_in_the_wrong_place_is_told_where_it_belongs(everstep):

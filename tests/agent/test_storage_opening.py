@@ -131,8 +131,20 @@ def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("x")
     with pytest.raises(BadAddress, match="store"):
         open_store(f"file://{tmp_path}/store", "r", {})
-    with pytest.raises(BadAddress, match="/store is a file, not a folder; remove it or choose"):
+    with pytest.raises(BadAddress, match="/store is a file, not a folder; correct that, or"):
         open_store(f"file://{tmp_path}", "store", {})
+
+
+@pytest.mark.parametrize("below", ["", "/a", "/a/b"])
+@pytest.mark.parametrize("create", [True, False])
+def test_a_link_that_leads_nowhere_is_named_with_its_target(
+    tmp_path: Path, below: str, create: bool
+) -> None:
+    """As of a volume that is not mounted."""
+    (tmp_path / "store").symlink_to("/no/volume")
+    named = f"{tmp_path}/store is a link to /no/volume, which does not exist"
+    with pytest.raises(BadAddress, match=named):
+        open_store(f"file://{tmp_path}/store{below}", "run" if create else "", {}, create=create)
 
 
 def test_a_reader_makes_no_folder(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from everstep_agent import logline
 from everstep_agent.local import agent_process, conclusion, memory_folder, terminal
@@ -23,6 +24,7 @@ from everstep_agent.local.plan import Plan, describe_size
 from everstep_agent.local.progress import Interruptions
 from everstep_agent.local.whom_to_ask import choose_agents
 from everstep_agent.peers.client import PeerClient, PeerError
+from everstep_agent.storage import folder as folders
 from everstep_agent.storage.errors import BadAddress
 from everstep_contract import levels, names, report
 
@@ -146,12 +148,10 @@ class Launcher:
         if folder := self._plan.store_folder:
             try:
                 os.makedirs(folder, exist_ok=True)
-            except FileExistsError:
-                raise OSError(f"--store {folder}: it is a file, not a folder") from None
             except OSError as error:
-                raise OSError(
-                    f"--store {folder}: cannot create the folder: {error.strerror}"
-                ) from None
+                obstacle = folders.describe_obstacle(Path(folder))
+                why = obstacle or f"cannot create the folder: {error.strerror}"
+                raise OSError(f"--store {folder}: {why}") from None
 
     # --- the operator's part ---------------------------------------------------------------------
 

@@ -94,6 +94,17 @@ def make(base: Path, folder: Path) -> None:
         _sync(base.parent)
 
 
+def describe_obstacle(folder: Path) -> str:
+    """What stands in the place of this folder, or of one above it; empty: nothing does."""
+    for place in (folder, *folder.parents):
+        if os.path.islink(place) and not os.path.exists(place):
+            target = os.readlink(place)
+            return f"{place} is a link to {target}, which does not exist (is its volume mounted?)"
+        if os.path.exists(place):
+            return "" if os.path.isdir(place) else f"{place} is a file, not a folder"
+    return ""
+
+
 def sweep(root: Path) -> None:
     """Delete files of killed writers. Their ages are measured by the folder's own clock, which may
     be that of another host. It is read without a new file, for which a full disk has no room.

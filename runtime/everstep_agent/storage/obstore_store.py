@@ -239,14 +239,15 @@ def open_folder(address: Address, *, create: bool) -> ObstoreStore:
             with contextlib.suppress(OSError):
                 folders.sweep(folder)
         elif not folder.is_dir():
-            raise BadAddress(f"there is no folder {folder}")
+            obstacle = folders.describe_obstacle(folder)
+            raise BadAddress(f"there is no folder {folder}{obstacle and f': {obstacle}'}")
         return ObstoreStore(
             stores.LocalStore(folder, automatic_cleanup=True), address.uri, folder=folder
         )
     except OSError as error:
-        if isinstance(error, FileExistsError) and Path(error.filename).is_file():
+        if obstacle := folders.describe_obstacle(folder):
             raise BadAddress(
-                f"cannot open {address.uri}: {error.filename} is a file, not a folder; remove it or choose another run"
+                f"cannot open {address.uri}: {obstacle}; correct that, or choose another run"
             ) from None
         raise classify_error(error, doing="open", where=address.uri) from None
 
@@ -254,8 +255,9 @@ def open_folder(address: Address, *, create: bool) -> ObstoreStore:
 def _require_parent(base: Path) -> None:
     # If even the parent folder is missing, the path is a mistake (a volume that is not mounted).
     if not base.parent.is_dir():
+        obstacle = folders.describe_obstacle(base.parent)
         raise BadAddress(
-            f"{GIVEN} file://{base}: there is no folder {base.parent};"
+            f"{GIVEN} file://{base}: {obstacle or f'there is no folder {base.parent}'};"
             " mount the volume there or correct the path"
         )
 

@@ -19,6 +19,7 @@ from everstep_agent.checkpoint.restore import PLACES_NAME, list_spans
 from everstep_agent.checkpoint.tiers import StoreTier
 from everstep_agent.runlog.run_log import LogDamaged, RunLog
 from everstep_agent.storage.address import parse_uri
+from everstep_agent.storage.folder import describe_obstacle
 from everstep_agent.storage.store import ObjectStore
 from everstep_agent.tools.fork import find_commit
 from everstep_contract import codec
@@ -145,10 +146,9 @@ def _make(folder: Path) -> None:
     """Raises OSError with a message for people."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise OSError(f"--to {folder}: it is a file, not a folder") from None
     except OSError as error:
-        raise OSError(f"--to {folder}: cannot create the folder: {error.strerror}") from None
+        why = describe_obstacle(folder) or f"cannot create the folder: {error.strerror}"
+        raise OSError(f"--to {folder}: {why}") from None
 
 
 def _require_objects(manifest: Manifest, only: tuple[str, ...]) -> None:
