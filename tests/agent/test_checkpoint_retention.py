@@ -308,8 +308,10 @@ async def test_what_a_killed_probe_left_behind_is_deleted_with_the_first_retirem
 ) -> None:
     run = await a_run(bad_day, tmp_path, 2)
     await bad_day.put("probe/0123456789abcdef", b"of a coordinator that was killed")
+    # Of the run <this run>/probe/x in the same store.
+    await bad_day.put("probe/x/log/0000000000.json", b"the log of another run")
     await Retention(bad_day, run.log, keep=3).retire("token001-rest")
-    assert await bad_day.list("probe") == []
+    assert await bad_day.list("probe") == ["probe/x/log/0000000000.json"]
 
 
 class TidiedMeanwhile(UnreliableStore):

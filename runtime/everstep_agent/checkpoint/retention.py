@@ -21,6 +21,7 @@ from everstep_agent.checkpoint.retention_rules import (
 from everstep_agent.runlog.run_log import Lost, RunLog
 from everstep_agent.storage.errors import Denied, StoreError
 from everstep_agent.storage.probe import FOLDER as PROBE_FOLDER
+from everstep_agent.storage.probe import is_probe
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract.log import Claim, Commit, Retire
 from everstep_contract.manifest import Chunk, Manifest
@@ -173,7 +174,7 @@ class Retention:
         # Without the permission to list, only leftovers of failed saves and killed probes remain.
         with contextlib.suppress(Denied):
             await self.collect(token)
-            await self._delete_all(await self._store.list(PROBE_FOLDER))
+            await self._delete_all(filter(is_probe, await self._store.list(PROBE_FOLDER)))
 
     async def _delete_retired(self) -> None:
         """Delete what is still to be deleted. Raises the first error, after it has tried all entries."""

@@ -12,6 +12,7 @@ versitygw 1.7, otherwise 40 of 40.
 
 import asyncio
 import contextlib
+import re
 import secrets
 from collections.abc import Sequence
 
@@ -26,6 +27,7 @@ from everstep_agent.storage.store import ObjectStore
 
 FOLDER = "probe"
 """The next coordinator that commits deletes what a killed probe has left there (`Retention`)."""
+_KEY = re.compile(rf"{FOLDER}/[0-9a-f]{{16}}", re.ASCII)
 BODY_BYTES = 1 << 20, 16
 LATER_SECONDS = (0.0, 0.001, 0.002, 0.004, 0.008, 0.001, 0.002, 0.004) * 3
 """Delay of the small body in seconds, for each race."""
@@ -56,11 +58,22 @@ async def probe(store: ObjectStore) -> list[str]:
     return notes
 
 
+def _make_key() -> str:
+    return f"{FOLDER}/{secrets.token_hex(8)}"
+
+
+def is_probe(key: str) -> bool:
+    """Whether a probe has written this object. In the same folder may be another run, whose name begins with
+    this run's name and `/probe/`.
+    """
+    return _KEY.fullmatch(key) is not None
+
+
 async def check_writable(store: ObjectStore) -> str:
     """Create a small object, as an entry of the run log is created. Returns its key, for its
     deletion. Raises `StoreError`.
     """
-    key = f"{FOLDER}/{secrets.token_hex(8)}"
+    key = _make_key()
     with contextlib.suppress(AlreadyExists):  # an earlier try created it, and its answer was lost
         await store.create(key, b"writable")
     return key
@@ -69,7 +82,7 @@ async def check_writable(store: ObjectStore) -> str:
 async def _find_problem(store: ObjectStore, races: Sequence[float], notes: list[str]) -> str:
     """The first problem that a race proved; empty: no race proved one."""
     for later in races:
-        key = f"{FOLDER}/{secrets.token_hex(8)}"
+        key = _make_key()
         problem = await _race(store, key, later)
         try:
             await store.delete(key)
