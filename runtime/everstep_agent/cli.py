@@ -28,11 +28,11 @@ RUN_NEEDS = (*STORE_NEEDS, "numpy", "torch")
 
 
 def main() -> NoReturn:
-    """The console script."""
-    _prepare_output()
-    if sys.platform != "linux":
-        leave(_refuse(f"it needs Linux, and this is {sys.platform}"))
+    """The command of this process's arguments."""
     try:
+        _prepare_output()
+        if sys.platform != "linux":
+            leave(_refuse(f"it needs Linux, and this is {sys.platform}"))
         status = run(sys.argv[1:])
     except KeyboardInterrupt:  # also before a run has begun to catch it
         status = INTERRUPTED

@@ -1,6 +1,7 @@
 """Options of `everstep` with a wrong value are refused by name, with what to give."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -229,6 +230,25 @@ def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(cli, "_prepare_output", lambda: None)
     cli.main()
     assert ended == [130]
+
+
+def test_ctrl_c_while_the_program_is_imported_shows_no_traceback() -> None:
+    code = """
+import os, signal, sys
+from everstep_agent import console
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have set it to be ignored
+
+class Interrupted:
+    def find_spec(self, name, path, target=None):
+        if name == "everstep_agent.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupted())
+console.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
 def test_a_script_that_is_a_folder_is_named_as_such(
