@@ -104,6 +104,40 @@ async def test_what_a_killed_writer_left_goes_with_the_save_that_it_belonged_to(
     assert not left.exists()
 
 
+async def test_the_end_of_a_run_leaves_nothing_on_the_disk(tmp_path: Path) -> None:
+    disk = a_disk(tmp_path)
+    for owner in (OWNER, "slot-2"):
+        await disk.keep(owner, [a_save(BODY)], 0)
+    await disk.put(a_chunk(), BODY)
+    await disk.drop(OWNER)
+    assert await disk.get(a_chunk()) == BODY, "the other pod on this node needs it"
+    await disk.drop("slot-2")
+    assert list((tmp_path / "volume").iterdir()) == []
+
+
+async def test_an_agent_that_waits_for_a_folder_that_is_removed_makes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, opened = a_disk(tmp_path), asyncio.Event()
+    await disk.keep("slot-2", [], 0)
+    loop, flock = asyncio.get_running_loop(), fcntl.flock
+
+    def tell_and_lock(descriptor: int, how: int) -> None:
+        loop.call_soon_threadsafe(opened.set)
+        flock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", tell_and_lock)
+    with (disk.folder / LOCK).open("wb") as lock:
+        flock(lock, fcntl.LOCK_EX)
+        keeping = asyncio.create_task(disk.keep(OWNER, [a_save(BODY)], 0))
+        await opened.wait()
+        for path in disk.folder.iterdir():
+            path.unlink()
+        disk.folder.rmdir()
+    await keeping
+    assert list(disk.read_notes()) == [OWNER]
+
+
 @pytest.fixture
 def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FolderTier]:
     """A disk whose lock is held, so that each change waits forever."""

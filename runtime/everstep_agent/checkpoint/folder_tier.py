@@ -85,9 +85,7 @@ class FolderTier:
         await self.run(0, self._change, lambda notes: add_saves(notes, added, since))
 
     async def drop(self, owner: str) -> None:
-        await self.run(
-            0, self._change, lambda notes: {o: note for o, note in notes.items() if o != owner}
-        )
+        await self.run(0, self._drop, owner)
 
     async def rewind(self, resumed: Resumed) -> None:
         """Delete the saves that the run does not continue. Raises OSError."""
@@ -164,6 +162,18 @@ class FolderTier:
         """The folder of the files that are about to be deleted."""
         return self.folder.with_name(f"{self.folder.name}.gone")
 
+    def _drop(self, owner: str) -> None:
+        self._change(lambda notes: {o: note for o, note in notes.items() if o != owner})
+        if self._sync:  # a disk outlives the job, and would keep an empty folder of each run
+            self._remove_empty()
+
+    def _remove_empty(self) -> None:
+        """Remove the folder if it holds nothing but the lock."""
+        with contextlib.suppress(OSError), self._locked():
+            if os.listdir(self.folder) == [LOCK]:
+                (self.folder / LOCK).unlink()
+                self.folder.rmdir()
+
     def _change(self, change: Change) -> None:
         """Change the notes, and free the room of what nobody needs any more."""
         self._decide(change)
@@ -173,8 +183,7 @@ class FolderTier:
         """As `_change`, but only set aside what nobody needs. An agent's event loop may wait for the lock,
         so nothing that takes long is done while it is held.
         """
-        make_folder(self.folder, sync=self._sync)
-        with _locked(self.folder / LOCK):
+        with self._locked():
             before = self.read_notes()
             after = change(before)
             self._clear({f"{owner}{NOTE}" for owner in after} | list_kept(after) | {LOCK})
@@ -184,6 +193,27 @@ class FolderTier:
             except OSError:  # where there is no room, there may be some now
                 _empty(self._aside)
                 self._write_notes(changed)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Let one process at a time decide what is deleted, so that it sees the others' notes. Creates the folder."""
+        while True:
+            make_folder(self.folder, sync=self._sync)
+            try:
+                descriptor = os.open(
+                    self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+                )
+            except FileNotFoundError:  # another process has just removed the folder
+                continue
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                if os.fstat(
+                    descriptor
+                ).st_nlink:  # else it was removed meanwhile, and guards nothing
+                    yield
+                    return
+            finally:
+                os.close(descriptor)
 
     def _write_notes(self, notes: Iterable[Note]) -> None:
         for note in notes:
@@ -217,14 +247,3 @@ def _empty(folder: Path) -> None:
 
 def is_name(digest: str) -> bool:
     return digest.isascii() and digest.replace("-", "").isalnum()
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Let one process at a time decide what is deleted, so that it sees the others' notes."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
