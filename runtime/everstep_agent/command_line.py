@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 import re
 from collections.abc import Sequence
 from importlib import metadata
@@ -267,7 +268,7 @@ def _add_readers(commands: Any) -> None:
         help="name of a tracked object, e.g. model; may be repeated (default: all)",
     )
     fetch.add_argument(
-        "--to", type=_text, required=True, metavar="DIR", help="folder for the files"
+        "--to", type=_folder, required=True, metavar="DIR", help="folder for the files"
     )
     for parser in (verify, listing, fork, fetch):
         parser.add_argument(
@@ -311,12 +312,23 @@ def _text(text: str) -> str:
 
 
 def _place(text: str) -> str:
-    """A folder or a URI. `s3:/bucket/folder` would be a folder called `s3:`."""
+    """A folder or a URI. `s3:/bucket/folder` would be a folder called `s3:`, and `--store=~/x`, in which no shell
+    replaces the `~`, one called `~`.
+    """
     if found := _URI_WITHOUT_SLASHES.match(text):
         raise argparse.ArgumentTypeError(
             f"{text!r}: write {found[0]}//…; for a folder of this name write ./{text}"
         )
-    return _text(text)
+    return os.path.expanduser(_text(text))
+
+
+def _folder(text: str) -> str:
+    """A folder of this machine. `s3://bucket/folder` would be one called `s3:`."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected a folder of this machine; `everstep fork` copies a checkpoint to a store"
+        )
+    return _place(text)
 
 
 def _modules(text: str) -> str:

@@ -12,6 +12,34 @@ from everstep_agent import cli, command_line
 from everstep_contract import env, report
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["run", "t.py", "--store=~/x"], "store"),
+        (["verify", "~/x"], "run"),
+        (["fork", "r", "--step", "1", "--to=~/x"], "to"),
+        (["fetch", "r", "--to=~/x"], "to"),
+    ],
+)
+def test_a_folder_below_ones_home_is_no_folder_called_tilde(
+    words: list[str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No shell replaces it in `--store=~/x`, nor does Python in `everstep.load("~/x")`."""
+    monkeypatch.setenv("HOME", "/home/one")
+    assert getattr(command_line.parse(words), name) == "/home/one/x"
+    assert command_line.parse(["verify", "./~/x"]).run == "./~/x"
+
+
+def test_files_are_fetched_to_this_machine_and_not_to_a_folder_called_s3(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        command_line.parse(["fetch", "r", "--to", "s3://bucket/x"])
+    assert "'s3://bucket/x': expected a folder of this machine; `everstep fork`" in (
+        capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon"])
 def test_the_limit_of_a_step_is_a_number_of_seconds(
     capsys: pytest.CaptureFixture[str], text: str
