@@ -22,6 +22,7 @@ OF_OTHERS = (f"{names.GROUP}/", "kueue.x-k8s.io/", "k8s.v1.cni.cncf.io/")
 """Labels and annotations that it must not have: Everstep's own, those with which a queue would hold
 it, and those that attach network devices.
 """
+QUEUE = "kueue.x-k8s.io/queue-name"
 DROPPED = ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle", "ports", "args")
 
 
@@ -180,7 +181,7 @@ def find_restore_problem(job: Raw, *, new: str, run: str) -> str:
 
 def build_restored(job: Raw, *, new: str, run: str) -> Body:
     """The job that continues from the fork: the old one's spec with another name and run. The run exists, so
-    `ifRunExists: Refuse` would fail the job.
+    `ifRunExists: Refuse` would fail the job. A job with a queue's label starts when the queue admits it.
     """
     spec = copy.deepcopy(dict(job["spec"]))
     spec["checkpoint"] = {**spec["checkpoint"], "run": run}
@@ -188,6 +189,8 @@ def build_restored(job: Raw, *, new: str, run: str) -> Body:
         spec["checkpoint"].pop(of_the_old, None)
     spec.pop("suspend", None)
     meta = job["metadata"]
+    if QUEUE in (meta.get("labels") or {}):
+        spec["suspend"] = True
     _select(spec["workers"]["template"], str(meta["name"]), new)
     return {
         "apiVersion": job["apiVersion"],

@@ -160,6 +160,14 @@ def test_a_restored_job_is_the_old_one_under_another_name_and_run() -> None:
     assert "run" not in job["spec"]["checkpoint"], "the old job must not change"
 
 
+def test_a_restored_job_of_a_queue_waits_until_the_queue_admits_it() -> None:
+    """The old one was admitted. Without `suspend` the new one would take room that the queue gives to other jobs."""
+    job = recordings.job()
+    job["spec"]["suspend"] = False
+    job["metadata"]["labels"] = {readerpod.QUEUE: "q"}
+    assert readerpod.build_restored(job, new="b", run="r")["spec"]["suspend"] is True
+
+
 def test_a_restored_job_is_spread_over_nodes_by_its_own_pods() -> None:
     """The selectors name the job's label, as in examples/byte-lm/job.yaml."""
     job = recordings.job()

@@ -7,8 +7,6 @@ from urllib.parse import quote
 
 from everstep_kubectl.cluster import API, JOBS, Cluster, ClusterError, Object
 
-QUEUE = "kueue.x-k8s.io/queue-name"
-
 
 def suspend(arguments: argparse.Namespace, cluster: Cluster) -> int:
     return _switch(arguments, cluster, on=True)
@@ -22,13 +20,13 @@ def _switch(arguments: argparse.Namespace, cluster: Cluster, *, on: bool) -> int
     """Return 1 if the job is over, or if it had not reached the state when the time was over. In
     the second case the request stays in the spec.
     """
-    from everstep_kubectl import jobs
+    from everstep_kubectl import jobs, readerpod
 
     before = cluster.get(JOBS, arguments.job).object()
     if over := jobs.find_end(before):
         print(f"{arguments.job} is {over}: there is nothing to {'suspend' if on else 'resume'}")
         return 1
-    if QUEUE in (before["metadata"].get("labels") or {}):
+    if readerpod.QUEUE in (before["metadata"].get("labels") or {}):
         print(f"note: {arguments.job} is queued by Kueue, which may set spec.suspend again")
     patch = json.dumps({"spec": {"suspend": on}})
     call = ("patch", JOBS, arguments.job, "--type=merge", "-p", patch)
