@@ -88,6 +88,16 @@ class Cluster:
             return ["--all-namespaces"]
         return [] if self._namespace is None else ["--namespace", self._namespace]
 
+    def lines(self, *arguments: str) -> Iterator[str]:
+        """Yield the lines of kubectl's output as they come, until it ends or fails."""
+        child = self._start(arguments, False)
+        assert child.stdout is not None
+        try:
+            yield from child.stdout
+        finally:
+            child.kill()
+            child.communicate()
+
     def watch(self, path: str, seconds: float) -> Iterator[tuple[str, Object]]:
         """Yield (type, object) for each change below `path` (with its query) until the time is
         over. First comes an ADDED for each object that exists, also after the connection was lost

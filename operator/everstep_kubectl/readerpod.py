@@ -152,6 +152,10 @@ def describe_ended(pod: Raw) -> tuple[int, str] | None:
     return 1, str(status.get("message") or status.get("reason") or "it ended without a message")
 
 
+def is_running(pod: Raw) -> bool:
+    return (pod.get("status") or {}).get("phase") == "Running"
+
+
 def describe_wait(pod: Raw) -> str:
     """Why the pod does not run yet, in the scheduler's or the kubelet's words; empty: it runs."""
     status = pod.get("status") or {}

@@ -1,8 +1,10 @@
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from everstep_contract.fetched import WAITS
 from everstep_kubectl import readerpod
 from everstep_kubectl.cluster import ClusterError
 from everstep_kubectl.commands import checkpoints
@@ -222,6 +224,26 @@ def test_a_pod_whose_time_is_over_says_so() -> None:
     ended = {"name": readerpod.CONTAINER, "state": {"terminated": {"exitCode": 137}}}
     status = {"phase": "Failed", "message": "Pod was active too long", "containerStatuses": [ended]}
     assert readerpod.describe_ended({"status": status}) == (137, "Pod was active too long")
+
+
+def test_a_pod_that_waits_for_the_store_is_heard_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, heard = list[str](), threading.Event()
+
+    def tell(line: str) -> None:
+        told.append(line)
+        heard.set()
+
+    def watch(*_: object) -> Any:
+        yield "MODIFIED", {"status": {"phase": "Running"}}
+        assert heard.wait(30), "the user was told nothing"
+        yield "MODIFIED", {"status": {"phase": "Succeeded"}}
+
+    log = ["pip says hello\n", f"{WAITS}it is away\n"]
+    cluster: Any = SimpleNamespace(watch=watch, lines=lambda *_: iter(log))
+    monkeypatch.setattr(checkpoints, "_tell", tell)
+    arguments: Any = SimpleNamespace(timeout=300.0)
+    checkpoints._await(arguments, cluster, "ns", "p")
+    assert told == ["pod p: waiting for the store: it is away"]
 
 
 @pytest.mark.parametrize(

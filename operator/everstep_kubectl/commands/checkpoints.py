@@ -5,6 +5,7 @@ import contextlib
 import json
 import secrets
 import sys
+import threading
 from typing import Any
 from urllib.parse import quote
 
@@ -118,6 +119,7 @@ def _await(
 
     field = quote(f"metadata.name={name}")
     path, waits = f"/api/v1/namespaces/{namespace}/pods?fieldSelector={field}", ""
+    heard: threading.Thread | None = None
     for kind, pod in cluster.watch(path, arguments.timeout + 5):
         if kind == "DELETED":
             raise ClusterError(f"pod {name} was deleted before it had read anything")
@@ -126,10 +128,23 @@ def _await(
         former, waits = waits, readerpod.describe_wait(pod)
         if waits and waits != former:
             _tell(f"pod {name} waits: {waits}")
+        if heard is None and readerpod.is_running(pod):
+            heard = threading.Thread(target=_hear, args=(cluster, namespace, name), daemon=True)
+            heard.start()
     raise ClusterError(
         f"pod {name} had not ended after {arguments.timeout:.0f} s ({waits or _find_word(cluster, namespace, name)}); "
         "--timeout gives it more time"
     )
+
+
+def _hear(cluster: Cluster, namespace: str, name: str) -> None:
+    """Pass on at once that the pod waits for the store, which it may do for minutes."""
+    from everstep_contract.fetched import WAITS
+
+    with contextlib.suppress(ClusterError, OSError):
+        for line in cluster.lines("logs", "-f", name, "-n", namespace):
+            if line.startswith(WAITS):
+                _tell(f"pod {name}: {line.removeprefix('everstep: ').rstrip()}")
 
 
 def _find_word(cluster: Cluster, namespace: str, name: str) -> str:
