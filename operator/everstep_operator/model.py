@@ -419,8 +419,8 @@ class Recovery(UserInput):
         default=60,
         ge=1,
         le=86_400,
-        description="A node that is not Ready for longer is given up, and its pod is replaced. Time in which no node "
-        "that could run the job's pods is Ready does not count.",
+        description="A node that is not Ready for longer is given up, and its pod is replaced. Time after all nodes "
+        "that could run the job's pods were lost together does not count, until one of them is Ready.",
     )
     replace_after_seconds: int | None = Field(
         default=None,
