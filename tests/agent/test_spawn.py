@@ -244,7 +244,7 @@ async def test_a_worker_that_was_held_and_does_not_park_after_the_cut_is_hung(gi
     assert not found.hung, "it may hold for as long as it is told to"
     found.cut_at = now + 6.0
     watch.look(LIMITS, now + 6.0)
-    assert "6 s in step 4" in found.hung
+    assert "6 s in step 3, after it was applied" in found.hung
     assert (await given.death()).exit_text() == found.hung
 
 
