@@ -145,9 +145,8 @@ def describe_ended(pod: Raw) -> tuple[int, str] | None:
     for found in status.get("containerStatuses") or ():
         ended = (found.get("state") or {}).get("terminated")
         if found.get("name") == CONTAINER and ended:
-            words = (
-                ended.get("message") or status.get("message") or ""
-            )  # of the pod: its time is over
+            # The message of the pod says that its time is over.
+            words = ended.get("message") or status.get("message") or ""
             return int(ended.get("exitCode", 1)), str(words).strip()
     return 1, str(status.get("message") or status.get("reason") or "it ended without a message")
 

@@ -7,13 +7,12 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    shows = (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    )  # else the shell has set it to be ignored
-    if shows:
+    # A shell may have set the signal to be ignored. Then it stays so.
+    raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if raises:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from everstep_agent import cli
 
-    if shows:
+    if raises:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     cli.main()

@@ -162,9 +162,7 @@ class Observed:
     absent_nodes: frozenset[str] = frozenset()
     """Nodes that a pod without a node excludes, and that are not in the cluster."""
     cut_off: int = 0
-    """How many nodes could run the job's pods, if none of them is Ready; 0: one is, or the job has no
-    node.
-    """
+    """How many nodes could run the job's pods, if contact with all of them was lost; else 0."""
     reached_for: float = math.inf
     """Seconds since `cut_off` was last above 0, as observed by this process."""
     silent_nodes: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))

@@ -61,7 +61,7 @@ class Memory:
     """
     out_of_memory: ToldOutOfMemory = field(default_factory=ToldOutOfMemory)
     cut_off_at: float = -math.inf
-    """When (`Passes.steady`) none of the nodes that could run its pods was last seen Ready."""
+    """When (`Passes.steady`) contact with all nodes that could run its pods was last found lost."""
     unproven: set[str] = field(default_factory=set)
     """UIDs of pods already reported as giving unproven answers."""
 

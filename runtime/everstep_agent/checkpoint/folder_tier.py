@@ -207,9 +207,7 @@ class FolderTier:
                 continue
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-                if os.fstat(
-                    descriptor
-                ).st_nlink:  # else it was removed meanwhile, and guards nothing
+                if _has_name(descriptor):
                     yield
                     return
             finally:
@@ -235,6 +233,11 @@ class FolderTier:
             path.rename(self._aside / secrets.token_hex(8))
         except OSError:  # perhaps somebody has just removed that folder, or there is no room for it
             path.unlink(missing_ok=True)
+
+
+def _has_name(descriptor: int) -> bool:
+    """False: the file was removed, so a lock on it guards nothing."""
+    return os.fstat(descriptor).st_nlink > 0
 
 
 def _empty(folder: Path) -> None:
