@@ -61,7 +61,8 @@ def cross(session: Session, step: StepState) -> None:
             "job.sum; these mark the step as applied, so they come after everything that changes the state. To "
             "evaluate averaged weights, use a copy of the model. A schedule that needs the result (ReduceLROnPlateau) "
             "steps before the loop of the next step, and a learning rate is set there; keep the result in a tracked "
-            "object until then"
+            "object until then. On a GPU, flatten_parameters() of an LSTM or GRU moves its parameters: leave it out of "
+            "forward, because .to(job.device) has called it"
         )
     mark_applied(session, step)
     if session.broken:

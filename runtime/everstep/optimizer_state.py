@@ -16,7 +16,7 @@ def by_name(
     name: str, optimizer: Any, own: dict[str, Any], parameters: Parameters
 ) -> dict[str, Any]:
     """What `state_dict` returned, with names instead of numbers. `name`: of the optimizer, for messages."""
-    called = _names_of(name, optimizer, parameters)
+    called = list_names(name, optimizer, parameters)
     packed = [number for group in own["param_groups"] for number in group["params"]]
     names = dict(zip(packed, [n for group in called for n in group], strict=True))
     groups = [{**g, "params": n} for g, n in zip(own["param_groups"], called, strict=True)]
@@ -28,7 +28,7 @@ def by_number(
     name: str, optimizer: Any, value: dict[str, Any], parameters: Parameters
 ) -> dict[str, Any]:
     """What `load_state_dict` takes. Raises `StateError` if the optimizer has other parameter groups."""
-    called = _names_of(name, optimizer, parameters)
+    called = list_names(name, optimizer, parameters)
     stored = [g["params"] for g in value["param_groups"]]
     if [sorted(g) for g in stored] != [sorted(g) for g in called]:
         gone = sorted({n for g in stored for n in g} ^ {n for g in called for n in g})
@@ -46,7 +46,8 @@ def by_number(
     return {**value, "state": values, "param_groups": groups}
 
 
-def _names_of(name: str, optimizer: Any, parameters: Parameters) -> list[list[str]]:
+def list_names(name: str, optimizer: Any, parameters: Parameters) -> list[list[str]]:
+    """The names of the parameters in each group. Raises `Misuse` if no tracked module has one of them."""
     known = {id(p): n for n, p in parameters.items()}
     called = []
     for group in optimizer.param_groups:

@@ -12,8 +12,9 @@ _INSTALLED = tuple(
 )
 
 _GROUP = (
-    "Everstep forms the ranks' process group itself and sums the gradients: leave out init_process_group "
-    "and DistributedDataParallel"
+    "Everstep forms the ranks' process group itself and sums the gradients. torch has no group in a job of one rank, "
+    "nor in a rank that joins, before its first step: use job.rank and job.world_size, add with job.sum, and leave "
+    "out init_process_group and DistributedDataParallel"
 )
 _SCALER = (
     "within the loop over step.batches there is no gradient yet: call the scaler's step and update after the loop, "

@@ -152,6 +152,7 @@ class Session:
         """Register objects, and load them from the checkpoint. Raises `Misuse`, `StateError`."""
         for name, thing in objects.items():
             self.tracked.add(name, thing)
+        self.tracked.require_known(objects)
         if self.checkpoint:
             trees = self._tree()["objects"]
             with self.meter.charging("restore"):
@@ -162,7 +163,8 @@ class Session:
                     f"the checkpoint has another dtype than the script for {rewind.join_names(told)}: its "
                     "values were converted, so the run is not continued bit for bit"
                 )
-        self.tracked.note_tracked(objects)
+        begins = self.checkpoint is None and not self.start.join
+        self.tracked.note_tracked(objects, begins=begins)
 
     def track_local(self, objects: dict[str, Any]) -> None:
         """Like `track`, for state that belongs to this rank alone."""

@@ -194,6 +194,25 @@ def test_an_optimizer_that_gets_parameters_after_training_has_begun(
             trial.take(step)
 
 
+def test_an_optimizer_that_gets_parameters_after_it_was_tracked(
+    a_trial: Callable[..., Trial],
+) -> None:
+    """A restart would load the checkpoint before, into the groups that it had then."""
+    trial = a_trial()
+    trial.optimizer = torch.optim.SGD([trial.model.weight], lr=0.01)
+    trial.track()
+    trial.optimizer.add_param_group({"params": [trial.model.bias]})
+    with pytest.raises(Misuse, match=r"^optimizer: .*after job\.track .*add_param_group"):
+        first_step(trial)
+
+
+def test_an_optimizer_that_is_tracked_before_its_module(a_trial: Callable[..., Trial]) -> None:
+    """A restart could not load it there."""
+    trial = a_trial()
+    with pytest.raises(Misuse, match="track that module, too, in the same call or an earlier one"):
+        trial.job.track(optimizer=trial.optimizer)
+
+
 def sum_gradients(trial: Trial, step: Any) -> None:
     for batch in step.batches(trial.data):
         step.backward(trial.loss(batch))
@@ -295,7 +314,16 @@ def initialise(model: torch.nn.Module) -> None:
     torch.nn.init.zeros_(model.weight)
 
 
-@pytest.mark.parametrize("change", [load_weights, initialise])
+def initialise_unseen(model: torch.nn.Module) -> None:
+    """As in torch's tutorial of a DCGAN. It raises no version."""
+    torch.nn.init.normal_(model.weight.data)
+
+
+def replace_data(model: torch.nn.Module) -> None:
+    model.weight.data = torch.ones(1, 3)
+
+
+@pytest.mark.parametrize("change", [load_weights, initialise, initialise_unseen, replace_data])
 def test_a_model_whose_weights_are_set_after_it_was_tracked(
     trial: Trial, change: Callable[[torch.nn.Module], None]
 ) -> None:
@@ -322,6 +350,21 @@ def test_a_model_may_be_used_between_track_and_steps(
     trial.take(first_step(trial))
 
 
+def test_a_model_that_is_converted_after_it_was_tracked(trial: Trial) -> None:
+    """A restart would load the moments of its optimizer in the former dtype, or on the former device."""
+    trial.model.double()
+    with pytest.raises(Misuse, match=r"^model\.weight: the script moved .*before job\.track"):
+        first_step(trial)
+
+
+def test_a_frozen_model_may_be_converted_after_it_was_tracked(trial: Trial) -> None:
+    """No optimizer holds its parameters, so a restart converts it again, and loses nothing."""
+    frozen = torch.nn.Linear(1, 1)
+    trial.job.track(frozen=frozen)
+    frozen.bfloat16()
+    trial.take(first_step(trial))
+
+
 def test_a_layer_whose_first_forward_sets_its_weights(a_trial: Callable[..., Trial]) -> None:
     trial = a_trial()
     trial.model = torch.nn.LazyLinear(1)
@@ -331,12 +374,29 @@ def test_a_layer_whose_first_forward_sets_its_weights(a_trial: Callable[..., Tri
     trial.take(first_step(trial))
 
 
-def test_a_module_that_is_pruned_has_the_same_parameters(trial: Trial) -> None:
-    steps = trial.job.steps(until=3)
+def test_a_module_that_is_pruned_after_training_has_begun(trial: Trial) -> None:
+    """Its parameter has another name then, under which no rank that joins or restarts has one."""
+    steps = trial.job.steps(until=4)
     trial.take(next(steps))
-    prune.l1_unstructured(trial.model, "weight", amount=1)
     trial.model.loss = torch.nn.MSELoss()
     trial.take(next(steps))
+    prune.l1_unstructured(trial.model, "weight", amount=1)
+    step = next(steps)
+    with pytest.raises(Misuse, match=r"^model\.weight_orig: .*prune\.identity before job\.track"):
+        step.batches(trial.data)
+
+
+def test_a_module_whose_mask_was_made_before_it_was_tracked_can_be_pruned(
+    a_trial: Callable[..., Trial],
+) -> None:
+    trial = a_trial()
+    prune.identity(trial.model, "weight")
+    trial.optimizer = torch.optim.SGD(trial.model.parameters(), lr=0.01)
+    trial.track()
+    for step in trial.job.steps(until=3):
+        trial.take(step)
+        trial.model.weight_mask[0, step.number - 1] = 0.0
+    assert trial.model.weight_mask.tolist() == [[0.0, 0.0, 0.0]]
 
 
 def test_another_loop_after_the_step_was_marked_applied(trial: Trial) -> None:

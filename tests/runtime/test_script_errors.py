@@ -59,6 +59,13 @@ def fail_at_length() -> None:
     raise ValueError("x" * 10**7)
 
 
+def test_a_script_that_asks_torch_for_its_rank_is_told_what_to_use() -> None:
+    """A rank that joins has no group of torch before its first step."""
+    told = describe_error(caught(torch.distributed.get_rank))
+    assert "use job.rank and job.world_size" in told
+    assert told.endswith("leave out init_process_group and DistributedDataParallel")
+
+
 def test_a_long_text_hides_neither_the_line_nor_fills_each_report() -> None:
     """Agents, coordinator and operator repeat it in each report, and the status shows only the beginning."""
     told = describe_error(caught(fail_at_length))

@@ -86,8 +86,7 @@ def test_a_step_of_skips_alone_changes_nothing(trial: Trial) -> None:
 
 def test_a_parameter_unused_by_all_has_no_gradient(trial: Trial) -> None:
     idle = torch.nn.Linear(2, 2)
-    trial.job.track(idle=idle)
-    trial.optimizer.add_param_group({"params": list(idle.parameters())})
+    trial.job.track(idle=idle, idler=torch.optim.SGD(idle.parameters(), lr=0.01))
     trial.take(first_step(trial))
     assert idle.weight.grad is None
     assert trial.model.weight.grad is not None
