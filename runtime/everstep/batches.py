@@ -150,6 +150,12 @@ class Batches:
             ids = tuple(self.pass_ids(index))
             yield Request(seed=("evaluate", self.seed, index), ids=ids)
 
+    def comes_as_usual(self, request: Request) -> bool:
+        """Whether a data worker fetches this one, if there are any. If none does, this rank fetches it itself,
+        and how long the others' batches took says nothing about that.
+        """
+        return self._workers is None or self._workers.has(request)
+
     def take(self, request: Request) -> Any:
         """Return the batch. Its random numbers depend on the request alone,
         whichever process fetches it.

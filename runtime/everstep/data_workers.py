@@ -98,6 +98,10 @@ class DataWorkers:
         self._fetched: dict[Request, Any] = {}
         self._own: dict[Request, str] = {}
         """What no data worker could fetch, and why; the rank has to fetch it."""
+        self._loads = False
+        """A data worker has loaded the dataset, so the script is right. If a later one cannot start (its script was
+        edited, there is no memory), the others go on.
+        """
         self._parcel = _pack(source, count)
         _SERVER.set_forkserver_preload([data_worker.__name__])
         self._workers = [DataWorker(self._parcel) for _ in range(count)]
@@ -117,6 +121,11 @@ class DataWorkers:
         self._own = {r: why for r, why in self._own.items() if r in self._window}
         self._receive(0)
         self._ask()
+
+    def has(self, request: Request) -> bool:
+        """Whether a data worker has fetched this one, or fetches it now."""
+        self._receive(0)
+        return request in self._fetched or self._is_fetched_now(request)
 
     def take(self, request: Request) -> Any:
         """Return the batch. Raises what the dataset raises, and `Misuse` if the data
@@ -185,8 +194,14 @@ class DataWorkers:
 
     def _note_message(self, worker: DataWorker, word: str, content: Any) -> None:
         if word == data_worker.READY:
-            worker.ready = True
+            worker.ready = self._loads = True
             return
+        if word == data_worker.UNLOADABLE and self._loads:
+            self._note(
+                f"feed {self._feed}: data worker {worker.pid} cannot load the dataset, as others could: {content}. "
+                "Was the script edited?"
+            )
+            return  # it ends by itself
         if word in _REFUSALS:
             raise Misuse(_REFUSALS[word].format(feed=self._feed, problem=content))
         request = worker.asked.popleft()
@@ -206,7 +221,7 @@ class DataWorkers:
         """
         self._workers.remove(worker)
         status = worker.end()
-        if not worker.ready and status > 0:
+        if not worker.ready and status > 0 and not self._loads:
             raise Misuse(_NO_START.format(feed=self._feed, pid=worker.pid, status=status))
         if worker.asked:
             self._own[worker.asked[0]] = f"data worker {worker.pid} ended while it fetched this"
@@ -223,7 +238,7 @@ class DataWorkers:
             return f"{why}: {len(self._workers)} are left"
         try:
             self._workers.append(DataWorker(self._parcel))
-        except OSError as error:
+        except (OSError, EOFError) as error:  # EOFError: the fork server could not fork
             return f"another cannot be started ({error}): {len(self._workers)} are left"
         return "another takes its place"
 

@@ -273,7 +273,7 @@ class Loop:
             places = self._feed.places(index)
             self._parts.counts[index] = 1
             self._parts.samples[places.start : places.stop] = [i + 1 for i in request.ids]
-        with self._session.meter.fetching():
+        with self._session.meter.fetching(usual=self._feed.comes_as_usual(request)):
             batch = self._feed.take(request)
         randomness.seed_all(*request.seed)
         self._session.saves.begin_copy()

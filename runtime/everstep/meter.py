@@ -97,14 +97,17 @@ class Meter:
             self._page.note_look(time.monotonic())
 
     @contextmanager
-    def fetching(self) -> Iterator[None]:
+    def fetching(self, *, usual: bool = True) -> Iterator[None]:
         """A context for the fetch of a micro-batch, which may take longer than computing. Both are progress.
 
         Its time is charged to `data`, with the clock of the marks; in the first
         step it is charged to start-up.
+
+        Args:
+            usual: whether earlier fetches tell how long this one may take. If not, it has no learnt limit.
         """
         before = self._category
-        self._charge_until(self._mark(self._find_kind(Stretch.FETCH)))
+        self._charge_until(self._mark(self._find_kind(Stretch.FETCH if usual else Stretch.OTHER)))
         self._category = before if before == "startup" else "data"
         try:
             yield

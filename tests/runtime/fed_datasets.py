@@ -83,6 +83,19 @@ class Unloadable(Augmented):
         raise ImportError("no module named 'there'")
 
 
+class Edited(Augmented):
+    """No process can load it once its script was edited."""
+
+    def __init__(self, edited: Path, error: BaseException) -> None:
+        super().__init__()
+        self.edited, self.error = edited, error
+
+    def __setstate__(self, state: Any) -> None:
+        self.__dict__.update(state)
+        if self.edited.exists():
+            raise self.error
+
+
 class Unsendable(Augmented):
     """Its samples cannot be pickled."""
 

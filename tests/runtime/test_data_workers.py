@@ -25,6 +25,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from everstep import data_workers as data_workers_module
 from everstep.data_workers import DataWorkers, describe_exit
 from everstep.errors import Misuse
 from everstep.fetching import Request, Source
@@ -265,6 +266,8 @@ def test_what_is_taken_over_waits_for_no_prefetch_of_later_steps(tmp_path: Path)
         made.expect(later)
         assert made._workers[0].asked[0] == later[0], "the data worker is stuck at a later step"
         made.expect([a_request(7), *later])
+        assert made.has(later[0])
+        assert not made.has(a_request(7)), "no limit learnt from prefetched batches applies to it"
         assert len(made.take(a_request(7))) == 1, "the rank fetches it itself"
         gate.touch()
         assert len(made.take(later[0])) == 1
@@ -325,6 +328,48 @@ def test_a_data_worker_that_fetched_nothing_is_not_replaced() -> None:
         assert len(made.take(a_request(0))) == 1
         assert made.pids == []
     assert "it had fetched nothing, so it is not replaced: 0 are left" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (
+            ImportError("no module named 'there'"),
+            "cannot load the dataset, as others could: Import",
+        ),
+        (SystemExit(1), "ended with exit status 1"),
+    ],
+    ids=["it cannot load the dataset", "it ends"],
+)
+def test_a_data_worker_that_cannot_start_again_does_not_end_the_job(
+    tmp_path: Path, error: BaseException, why: str
+) -> None:
+    """The first one could, so the script was right."""
+    edited = tmp_path / "edited"
+    with data_workers(fed_datasets.Edited(edited, error), 1) as (made, told):
+        made.expect([a_request(0)])
+        made.take(a_request(0))
+        edited.touch()
+        kill(made.pids[0])
+        while made.pids:
+            made._receive(None)
+        assert len(made.take(a_request(1))) == 1, "the rank fetches it itself"
+    assert why in "\n".join(told)
+    assert "it had fetched nothing, so it is not replaced: 0 are left" in told[-1]
+
+
+def test_a_server_that_cannot_fork_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(source: int) -> None:
+        raise EOFError("unexpected EOF")
+
+    with data_workers(Augmented(), 1) as (made, told):
+        made.expect([a_request(0)])
+        made.take(a_request(0))
+        monkeypatch.setattr(data_workers_module, "DataWorker", fail)
+        kill(made.pids[0])
+        made._receive(0)
+        assert len(made.take(a_request(1))) == 1
+    assert "another cannot be started (unexpected EOF): 0 are left" in told[0]
 
 
 def test_a_data_worker_that_cannot_be_replaced_is_told() -> None:
