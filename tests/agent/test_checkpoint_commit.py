@@ -16,6 +16,7 @@ from agent.unreliable import UnreliableStore
 from everstep_agent import logline
 from everstep_agent.checkpoint import commit as commits
 from everstep_agent.checkpoint import commit_rules, digest
+from everstep_agent.checkpoint import ledger as ledgers
 from everstep_agent.checkpoint.chunk_upload import Uploader, chunk_key
 from everstep_agent.checkpoint.commit import Committed, Committer, NotCommitted
 from everstep_agent.checkpoint.commit_rules import (
@@ -36,6 +37,7 @@ from everstep_agent.runlog.log_index import LogIndex
 from everstep_agent.runlog.run_log import Appended, RunLog
 from everstep_agent.storage import ObjectStore, open_store
 from everstep_agent.storage.errors import Denied, Unreachable
+from everstep_agent.tools import verify
 from everstep_contract import codec, layout, ledger, log, manifest
 from everstep_contract.ledger import LedgerEntry
 from everstep_contract.log import Retire
@@ -249,6 +251,20 @@ async def test_a_committed_save_stands_in_the_log_with_its_whole_ledger(
     assert found.state == {"w": {"$tensor": "w"}, "step": 5, "feeds": feeds(5)}
     for chunk in found.chunks:
         assert len(await store.get(chunk.key)) == chunk.bytes
+
+
+async def test_a_long_ledger_is_stored_in_several_chunks_and_read_back_whole(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a ledger of hours in which the store took nothing is larger than an object may be."""
+    monkeypatch.setattr(ledgers, "CHUNK_SAMPLES", 8)
+    run = ARun(store, tmp_path)
+    await run.claim(1)
+    newest = await run.save(5)
+    found = await fetch_manifest(store, newest)
+    assert [(s.first, s.last) for s in found.ledger] == [(1, 2), (3, 4), (5, 5)]
+    assert len({s.chunk for s in found.ledger}) == 3
+    assert (await verify.verify_run(store)).ok
 
 
 async def test_a_ledger_that_overlaps_the_parents_is_cut_to_what_is_new(

@@ -12,6 +12,7 @@ from everstep_agent.checkpoint.ledger import (
     find_gap,
     join_segments,
     replace_segments,
+    split_entries,
 )
 from everstep_agent.checkpoint.manifests import fetch_manifest
 from everstep_agent.checkpoint.retention import Retention
@@ -47,6 +48,27 @@ def test_two_reductions_of_a_step_are_two_entries() -> None:
     book.add([entry(1, reduction=1), entry(1)])
     assert [e.reduction for e in book.upto(1)] == [0, 1]
     assert build_segments(book.upto(1), "c") == (segment(1, 1),)
+
+
+@pytest.mark.parametrize(
+    ("samples", "chunks"),
+    [
+        pytest.param(100, [[1, 2, 2, 3]], id="all in one"),
+        pytest.param(9, [[1], [2, 2], [3]], id="a step is not divided"),
+        pytest.param(12, [[1, 2, 2], [3]], id="full"),
+        pytest.param(1, [[1], [2, 2], [3]], id="a step is larger than a chunk"),
+    ],
+)
+def test_a_long_ledger_is_divided_between_steps(
+    samples: int, chunks: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each entry here has 4 samples."""
+    monkeypatch.setattr(ledger, "CHUNK_SAMPLES", samples)
+    entries = [entry(1), entry(2), entry(2, reduction=1), entry(3)]
+    found = split_entries(entries)
+    assert [[e.step for e in chunk] for chunk in found] == chunks
+    assert [e for chunk in found for e in chunk] == entries
+    assert split_entries([]) == []
 
 
 def test_segments_break_where_the_epoch_changes() -> None:

@@ -19,7 +19,6 @@ from everstep_agent.storage.errors import Denied, Unreachable, Unsupported
 from everstep_agent.storage.probe import probe
 from everstep_agent.tools.verify import verify_run
 from everstep_contract.log import Retire
-from everstep_contract.manifest import Chunk, Manifest
 
 
 def saves(*steps: int) -> list:
@@ -70,18 +69,8 @@ def test_the_newest_good_one_and_all_that_is_newer_always_stay(
     assert not gone or (newest is not None and max(gone) < newest)
 
 
-def a_manifest(step: int, *keys: str) -> Manifest:
-    chunks = tuple(Chunk(digest=k, key=k, bytes=1) for k in keys)
-    return Manifest(run="r", epoch=1, step=step, writer="t", world=1, chunks=chunks)
-
-
 def test_a_chunk_that_a_kept_manifest_names_stays() -> None:
-    entry = build_retire(
-        "t",
-        1,
-        [(commit(1, 1), a_manifest(1, "a", "b")), (commit(1, 2), None)],
-        [a_manifest(3, "b")],
-    )
+    entry = build_retire("t", 1, [(commit(1, 1), {"a", "b"}), (commit(1, 2), ())], {"b"})
     assert entry.chunks == ("a",)
     assert len(entry.manifests) == 2
 

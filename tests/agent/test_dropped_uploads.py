@@ -12,6 +12,7 @@ import pytest
 from agent.a_run import entry, stage
 from agent.unreliable import UnreliableStore
 from everstep_agent import logline
+from everstep_agent.checkpoint.chunk_upload import Uploader
 from everstep_agent.checkpoint.ledger import Book
 from everstep_agent.checkpoint.memory_tier import MemoryTier
 from everstep_agent.checkpoint.parts import Part
@@ -46,7 +47,7 @@ def list_files(folder: Path) -> list[str]:
 
 def an_upload_queue(store: GatedStore, folder: Path, listener: Listener) -> Uploads:
     memory, line = MemoryTier(folder / "restore"), logline.Log(io.StringIO())
-    return Uploads(store, "token001-rest", Book(), memory, listener, line)
+    return Uploads(Uploader(store, "token001-rest"), "uid", Book(), memory, listener, line)
 
 
 async def test_of_a_part_with_nan_nothing_is_stored_and_only_the_newest_are_kept(

@@ -154,6 +154,30 @@ async def test_a_fork_that_was_cut_off_in_its_log_is_no_run_without_a_checkpoint
     assert (await verify.verify_run(target)).ok
 
 
+@pytest.mark.parametrize(("first", "second"), [(9, 4), (4, 9)])
+async def test_what_an_interrupted_fork_of_another_step_has_left_is_no_free_address(
+    store: UnreliableStore, target: ObjectStore, tmp_path: Path, first: int, second: int
+) -> None:
+    """A job could not begin there: it would find a log whose end was deleted."""
+    await a_run_of_two_epochs(store, tmp_path)
+    cut = UnreliableStore(target)
+
+    async def create_one(key: str, body: bytes | memoryview) -> None:
+        await target.create(key, body)
+        cut.create = broken  # type: ignore[method-assign]
+
+    async def broken(key: str, body: bytes | memoryview) -> None:
+        raise StoreError("cut off")
+
+    cut.create = create_one  # type: ignore[method-assign]
+    with pytest.raises(StoreError):
+        await fork.fork_run(store, cut, first)
+    with pytest.raises(fork.CannotFork, match="an interrupted fork of another step"):
+        await fork.fork_run(store, target, second)
+    assert log.key(0) not in await target.list("log")
+    assert (await fork.fork_run(store, target, first)).step == first
+
+
 async def test_a_checkpoint_that_the_job_retires_meanwhile_is_said_to_be_retired(
     target: ObjectStore, tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ from agent.tier_given import (
 from agent.unreliable import UnreliableStore
 from everstep_agent import logline
 from everstep_agent.agent import count_incarnation
+from everstep_agent.checkpoint.chunk_upload import Uploader
 from everstep_agent.checkpoint.files import PART
 from everstep_agent.checkpoint.folder_tier import FolderTier
 from everstep_agent.checkpoint.keeping import Resumed
@@ -99,8 +100,8 @@ def an_upload_queue(
     memory: MemoryTier, on_failed: Callable[[Staged, int], None] = lambda staged, rank: None
 ) -> Uploads:
     return Uploads(
-        open_store("memory://", "", {}),
-        "token001-rest",
+        Uploader(open_store("memory://", "", {}), "token001-rest"),
+        "uid",
         Book(),
         memory,
         Listener(

@@ -11,6 +11,7 @@ from agent.a_run import entry, stage
 from agent.given import an_epoch
 from everstep_agent import logline
 from everstep_agent.checkpoint import unsent
+from everstep_agent.checkpoint.chunk_upload import Uploader
 from everstep_agent.checkpoint.chunking import BadStaging
 from everstep_agent.checkpoint.cutting import cut_file
 from everstep_agent.checkpoint.folder_tier import FolderTier
@@ -32,6 +33,7 @@ from everstep_contract.manifest import Chunk
 from everstep_contract.wire import Staged, StagedTensor
 
 BODY = bytes(range(64))
+JOB = "uid"
 
 
 @pytest.fixture
@@ -39,14 +41,14 @@ def disk(tmp_path: Path) -> FolderTier:
     return FolderTier(tmp_path / "disk", "disk", run="a-run", sync=True)
 
 
-async def copy_one(folder: Path, disk: FolderTier) -> Unsent:
+async def copy_one(folder: Path, disk: FolderTier, job: str = JOB) -> Unsent:
     """A staged save of one tensor, and its copy in `disk`."""
     file = folder / "staged.part"
     file.write_bytes(BODY)
     tensor = StagedTensor(name="w", dtype="uint8", shape=(64,), offsets=(0,), lengths=(64,), at=0)
     staged = Staged(epoch=1, step=3, path=str(file), tensors=(tensor,))
     names = tuple(cut.digest for cut in await cut_file(staged))
-    own = Unsent(staged=staged, rank=0, bytes=len(BODY), chunks=names)
+    own = Unsent(staged=staged, rank=0, bytes=len(BODY), chunks=names, job=job)
     ((record, place),) = unsent.write_unsent(own).items()
     chunks = (
         Chunk(digest=names[0], key="", bytes=len(BODY)),
@@ -119,8 +121,9 @@ class Queue:
             on_held=self.held.set,
         )
         self.said = io.StringIO()
-        store, line = open_store("memory://", "", {}), logline.Log(self.said)
-        self.uploads = Uploads(store, "token001-rest", Book(), memory, listener, line)
+        uploader = Uploader(open_store("memory://", "", {}), "token001-rest")
+        line = logline.Log(self.said)
+        self.uploads = Uploads(uploader, JOB, Book(), memory, listener, line)
 
 
 async def test_a_copy_that_cannot_be_used_costs_no_save_that_is_here(
@@ -136,7 +139,7 @@ async def test_a_copy_that_cannot_be_used_costs_no_save_that_is_here(
 
     own = await copy_one(tmp_path, disk)
     (disk.folder / own.chunks[0]).write_bytes(BODY[:-1] + b"x")
-    unfinished = UnfinishedSaves(staging, [disk])
+    unfinished = UnfinishedSaves(staging, [disk], JOB)
     await unfinished.find()
     assert sorted(save.rank for save in unfinished.list()) == [0, 1]
     queue = Queue(MemoryTier(tmp_path / "restore", staging))
@@ -159,7 +162,7 @@ async def test_a_copy_that_is_rebuilt_too_late_is_not_left_in_memory(
     staging = tmp_path / "staging"
     staging.mkdir()
     await copy_one(tmp_path, disk)
-    unfinished = UnfinishedSaves(staging, [disk])
+    unfinished = UnfinishedSaves(staging, [disk], JOB)
     await unfinished.find()
     asked, queue = asyncio.Event(), Queue(MemoryTier(tmp_path / "restore", staging))
 
@@ -176,6 +179,34 @@ async def test_a_copy_that_is_rebuilt_too_late_is_not_left_in_memory(
     finally:
         await unfinished.close()
         await queue.uploads.close()
+
+
+@pytest.mark.parametrize(
+    ("job", "ranks"),
+    [
+        pytest.param(JOB, [0, 1], id="its own job's"),
+        pytest.param("", [0, 1], id="an older version's"),
+        pytest.param("other", [1], id="a former job's of the same name"),
+    ],
+)
+async def test_a_save_of_a_former_job_is_not_finished(
+    tmp_path: Path, disk: FolderTier, job: str, ranks: list[int]
+) -> None:
+    """If its run was deleted, the new one counts epochs and steps from the start again."""
+    staging = tmp_path / "staging"
+    staging.mkdir()
+    queue = Queue(MemoryTier(tmp_path / "restore"))
+    queue.uploads.add(stage(staging, epoch=1, step=3, rank=1, world=2), rank=1)
+    await asyncio.wait_for(queue.held.wait(), 30)
+    await queue.uploads.stop()
+    await copy_one(tmp_path, disk, job)
+    unfinished, known = UnfinishedSaves(staging, [disk], JOB), asyncio.Event()
+    await unfinished.find()
+    assert sorted(save.rank for save in unfinished.list()) == ranks
+    unfinished.look_for(1, known.set)
+    await asyncio.wait_for(known.wait(), 30)
+    assert [save.rank for save in unfinished.list()] == [r for r in ranks if r != 1]
+    await unfinished.close()
 
 
 def test_two_ranks_of_a_pod_keep_what_each_needs() -> None:

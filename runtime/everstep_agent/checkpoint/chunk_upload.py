@@ -8,7 +8,7 @@ from everstep_agent.checkpoint.bounded import all_of
 from everstep_agent.checkpoint.chunking import BadStaging
 from everstep_agent.checkpoint.cutting import Cut, cut_file, map_file
 from everstep_agent.checkpoint.digest import compute
-from everstep_agent.checkpoint.ledger import build_segments
+from everstep_agent.checkpoint.ledger import build_segments, split_entries
 from everstep_agent.checkpoint.parts import Part
 from everstep_agent.checkpoint.tiers import StoreTier
 from everstep_agent.storage.errors import StoreError
@@ -132,12 +132,13 @@ class Uploader:
     async def _send_ledger(
         self, staged: Staged, entries: Iterable[LedgerEntry]
     ) -> tuple[tuple[LedgerSegment, ...], list[Chunk]]:
-        lines = [e for e in entries if e.step <= staged.step]
-        if not lines:
-            return (), []
-        body = await aside.run(ledger.encode_lines, lines)
-        chunk = await self._put(staged, await aside.run(compute, body), body)
-        return build_segments(lines, chunk.digest), [chunk]
+        segments: list[LedgerSegment] = []
+        chunks: list[Chunk] = []
+        for some in split_entries([e for e in entries if e.step <= staged.step]):
+            body = await aside.run(ledger.encode_lines, some)
+            chunks.append(await self._put(staged, await aside.run(compute, body), body))
+            segments += build_segments(some, chunks[-1].digest)
+        return tuple(segments), chunks
 
     async def _put(self, staged: Staged, digest: str, body: bytes | memoryview) -> Chunk:
         taken = self._taken.setdefault((staged.epoch, staged.step), {})

@@ -4,6 +4,7 @@ A manifest lists the segments of its whole lineage, so an older manifest can be 
 a gap in the proof.
 """
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from everstep_contract.ledger import LedgerEntry
@@ -11,6 +12,8 @@ from everstep_contract.manifest import LedgerSegment
 
 MERGE_FROM = 32
 MERGED_BYTES = 8 * 2**20
+CHUNK_SAMPLES = 1_000_000
+"""Samples in one chunk of the ledger: about 50 MB if each micro-batch has one sample, 10 MB if it has many."""
 
 
 class Book:
@@ -45,6 +48,25 @@ class Book:
     def rewind(self, step: int) -> None:
         """The run continues from `step`: later entries are void."""
         self._entries = {k: e for k, e in self._entries.items() if k[0] <= step}
+
+
+def split_entries(entries: Sequence[LedgerEntry]) -> list[list[LedgerEntry]]:
+    """The entries of each chunk: as many complete steps as have `CHUNK_SAMPLES` together, at least one.
+    `entries` sorted by step.
+
+    A job that could not save for hours has a ledger larger than an object may be.
+    """
+    chunks: list[list[LedgerEntry]] = []
+    room = 0
+    for _, group in itertools.groupby(entries, lambda entry: entry.step):
+        step = list(group)
+        size = sum(len(entry.samples) for entry in step)
+        if not chunks or size > room:
+            chunks.append([])
+            room = CHUNK_SAMPLES
+        chunks[-1] += step
+        room -= size
+    return chunks
 
 
 def build_segments(entries: Sequence[LedgerEntry], chunk: str) -> tuple[LedgerSegment, ...]:

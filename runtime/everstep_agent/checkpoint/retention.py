@@ -42,12 +42,15 @@ Read = Callable[[Commit, Mapping[int, Chunk]], Awaitable[None]]
 class Checked:
     """What was read back for this coordinator."""
 
-    good: dict[str, Manifest] = field(default_factory=dict)
+    good: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Manifest key → the keys of its chunks. The manifests themselves would take gigabytes if a large job
+    has pinned many checkpoints.
+    """
     broken: dict[str, str] = field(default_factory=dict)
     """Manifest key → why it is not complete."""
     chunks: set[str] = field(default_factory=set)
-    pinned: dict[str, Manifest] = field(default_factory=dict)
-    """Manifests of pinned checkpoints, complete or not. These checkpoints stay for long, so each
+    pinned: dict[str, frozenset[str]] = field(default_factory=dict)
+    """The same for pinned checkpoints, complete or not. These checkpoints stay for long, so each
     manifest is read only once.
     """
 
@@ -105,7 +108,7 @@ class Retention:
             self._checked.broken[commit.manifest] = str(error)
             return str(error)
         self._checked.chunks |= {c.key for c in fresh.values()}
-        self._checked.good[commit.manifest] = manifest
+        self._checked.good[commit.manifest] = _list_chunks(manifest)
         return ""
 
     def find_unread(self) -> Commit | None:
@@ -152,7 +155,7 @@ class Retention:
         kept = await self._kept(chosen) if chosen else None
         if kept is None:
             return None
-        given_up = [(c, await self._manifest(c)) for c in chosen]
+        given_up = [(c, await self._find_chunks(c) or frozenset()) for c in chosen]
         entry = build_retire(claim.token, claim.epoch, given_up, kept)
         if not await self._append(entry):
             return None
@@ -192,25 +195,25 @@ class Retention:
         if refused is not None:
             raise refused
 
-    async def _kept(self, chosen: Collection[Commit]) -> list[Manifest] | None:
-        """The manifests that stay. None: one of them cannot be read, so the chunks that it needs
-        are unknown, and nothing may be deleted.
+    async def _kept(self, chosen: Collection[Commit]) -> set[str] | None:
+        """The keys of the chunks that stay. None: a manifest that stays cannot be read, so the chunks
+        that it needs are unknown, and nothing may be deleted.
         """
-        staying = self._staying(chosen)
-        found = [(c, await self._manifest(c)) for c in staying]
-        unknown = [c for c, manifest in found if manifest is None]
+        found = [(c, await self._find_chunks(c)) for c in self._staying(chosen)]
+        unknown = [c for c, chunks in found if chunks is None]
         self.blocked = next((_describe_blocked(c) for c in unknown if c.pins), "")
-        return None if unknown else [m for _, m in found if m]
+        return None if unknown else {key for _, chunks in found for key in chunks or ()}
 
     def _staying(self, chosen: Collection[Commit]) -> list[Commit]:
         return [c for c in self._log.index.standing if c not in chosen]
 
-    async def _manifest(self, commit: Commit) -> Manifest | None:
+    async def _find_chunks(self, commit: Commit) -> frozenset[str] | None:
+        """The keys of a checkpoint's chunks. None: its manifest cannot be read."""
         known = self._checked.good | self._checked.pinned
         if commit.manifest in known:
             return known[commit.manifest]
         try:
-            found = await fetch_manifest(self._store, commit)
+            found = _list_chunks(await fetch_manifest(self._store, commit))
         except Broken:
             return None
         if commit.pins:
@@ -248,8 +251,7 @@ class Retention:
         if newest is None or claim is None or claim.token != token or kept is None:
             return None
         keys = [*await self._store.list("manifests"), *await self._store.list("chunks")]
-        named = {c.key for m in kept for c in m.chunks}
-        gone = choose_garbage(keys, named, self._log.index, newest.step)
+        gone = choose_garbage(keys, kept, self._log.index, newest.step)
         entry = Retire(
             epoch=claim.epoch,
             token=token,
@@ -257,7 +259,7 @@ class Retention:
             chunks=tuple(sorted(gone.chunks)),
         )
         appended = bool(entry.manifests or entry.chunks) and await self._append(entry)
-        await self._delete_leftovers(keys, named)
+        await self._delete_leftovers(keys, kept)
         return entry if appended else None
 
     async def _delete_leftovers(self, keys: Collection[str], named: Collection[str]) -> None:
@@ -266,6 +268,10 @@ class Retention:
         await self._delete_all(
             k for k in keys if log.is_retired(k) and k not in named and step_of(k) is not None
         )
+
+
+def _list_chunks(manifest: Manifest) -> frozenset[str]:
+    return frozenset(chunk.key for chunk in manifest.chunks)
 
 
 def _list_keys(entry: Retire) -> tuple[str, ...]:

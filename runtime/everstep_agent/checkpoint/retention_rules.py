@@ -6,13 +6,12 @@ retire can be decided between the two.
 """
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from everstep_agent.runlog.log_index import LogIndex
 from everstep_contract.log import Commit, Retire
-from everstep_contract.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,19 +42,20 @@ def choose_retired(log: LogIndex, good: Collection[str], keep: int) -> list[Comm
 def build_retire(
     token: str,
     epoch: int,
-    given_up: Iterable[tuple[Commit, Manifest | None]],
-    kept: Iterable[Manifest],
+    given_up: Sequence[tuple[Commit, Collection[str]]],
+    kept: Collection[str],
 ) -> Retire:
-    """The entry that retires `given_up`, without chunks that a kept manifest names. A manifest is
-    None if it cannot be read.
+    """The entry that retires checkpoints, without chunks that a kept manifest names.
+
+    Args:
+        given_up: each with the keys of its chunks; none if its manifest cannot be read.
+        kept: keys of the chunks that kept manifests name.
     """
-    stays = {c.key for m in kept for c in m.chunks}
-    pairs = list(given_up)
-    chunks = {c.key for _, m in pairs if m for c in m.chunks} - stays
+    chunks = {key for _, keys in given_up for key in keys}.difference(kept)
     return Retire(
         epoch=epoch,
         token=token,
-        manifests=tuple(c.manifest for c, _ in pairs),
+        manifests=tuple(c.manifest for c, _ in given_up),
         chunks=tuple(sorted(chunks)),
     )
 

@@ -35,6 +35,14 @@ class Unsent:
     """Size of the staged file."""
     chunks: tuple[str, ...] = ()
     """Digests of its chunks, in the order of the file."""
+    job: str = ""
+    """UID of the job that staged it. A job that was deleted and created again may count epochs and steps
+    from the start again, so its numbers do not tell its saves from the former job's, which a node's disk
+    may still hold. Empty: an older version wrote the record.
+    """
+
+    def is_of(self, job: str) -> bool:
+        return self.job in ("", job)
 
     @property
     def key(self) -> tuple[int, int, int, bool]:

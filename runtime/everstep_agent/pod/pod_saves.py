@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from everstep_agent.checkpoint.chunk_upload import Uploader
 from everstep_agent.checkpoint.files import delete_beside
 from everstep_agent.checkpoint.ledger import Book
 from everstep_agent.checkpoint.parts import Part, PartKey
@@ -34,7 +35,7 @@ class PodSaves:
         self._listener, self._on_news = listener, on_news
         copies = (context.memory.others, *([context.disk] if context.disk else []))
         self._staging = Path(context.settings.memory) / "staging"
-        self._unfinished = UnfinishedSaves(self._staging, copies)
+        self._unfinished = UnfinishedSaves(self._staging, copies, context.settings.job_uid)
         self._epoch = 0
         self.uploads: Uploads | None = None
         """The uploads of the present epoch. Before the agent's first epoch: those of the former
@@ -102,9 +103,8 @@ class PodSaves:
 
     def _open_uploads(self, token: str) -> Uploads:
         context = self._context
-        return Uploads(
-            context.store, token, self._book, context.memory, self._listener, context.line
-        )
+        uploader, job = Uploader(context.store, token), context.settings.job_uid
+        return Uploads(uploader, job, self._book, context.memory, self._listener, context.line)
 
     # --- workers ---------------------------------------------------------------------------------
 

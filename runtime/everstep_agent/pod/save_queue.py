@@ -17,7 +17,6 @@ from everstep_agent.checkpoint.parts import Part, PartKey
 from everstep_agent.checkpoint.unsent import Unsent, write_unsent
 from everstep_agent.peers.agent_report import UnsentSave
 from everstep_agent.storage.errors import StoreError
-from everstep_agent.storage.store import ObjectStore
 from everstep_contract import levels, wire
 from everstep_contract.places import Place
 
@@ -48,18 +47,22 @@ class Listener:
 
 
 class Uploads:
-    """The uploads of one epoch. They are void once the epoch's claim is no longer the newest."""
+    """The uploads of one epoch. They are void once the epoch's claim is no longer the newest.
+
+    Args:
+        job: UID of the job.
+    """
 
     def __init__(
         self,
-        store: ObjectStore,
-        token: str,
+        uploader: Uploader,
+        job: str,
         book: Book,
         memory: MemoryTier,
         listener: Listener,
         line: logline.Log,
     ) -> None:
-        self._uploader = Uploader(store, token)
+        self._uploader, self._job = uploader, job
         self._memory = memory
         self.book = book
         self._listener = listener
@@ -257,6 +260,7 @@ class Uploads:
                 entries=tuple(self.book.upto(staged.step)) if staged.lead else (),
                 bytes=os.path.getsize(staged.path),  # noqa: ASYNC240 a file in memory
                 chunks=tuple(cut.digest for cut in cuts),
+                job=self._job,
             )
             return await asyncio.to_thread(write_unsent, unsent)
         except OSError:

@@ -28,10 +28,11 @@ class UnfinishedSaves:
     Args:
         staging: the folder of the staged files.
         tiers: tiers that may hold copies of them.
+        job: UID of the job. Saves of a former job are not finished.
     """
 
-    def __init__(self, staging: Path, tiers: Sequence[FolderTier]) -> None:
-        self._staging, self._tiers = staging, tiers
+    def __init__(self, staging: Path, tiers: Sequence[FolderTier], job: str) -> None:
+        self._staging, self._tiers, self._job = staging, tiers, job
         self._found: tuple[Found, ...] = ()
         self._tasks: set[asyncio.Task[None]] = set()
         self._looks_for = 0
@@ -42,8 +43,8 @@ class UnfinishedSaves:
 
     async def find(self) -> None:
         near = await asyncio.to_thread(read_unsent, self._staging)
-        copied = [(unsent, tier) for tier in self._tiers for unsent in await _read(tier)]
-        self._found = choose_unsent(near, copied)
+        own = (unsent for unsent in near if unsent.is_of(self._job))
+        self._found = choose_unsent(own, await self._read_copies())
 
     def look_for(self, epoch: int, on_known: Callable[[], None]) -> None:
         """Find the copies of other pods' saves of an epoch that is cut, once per epoch."""
@@ -52,11 +53,14 @@ class UnfinishedSaves:
             self._begin(self._look_for(epoch, on_known))
 
     async def _look_for(self, epoch: int, on_known: Callable[[], None]) -> None:
-        copied = [(unsent, tier) for tier in self._tiers for unsent in await _read(tier)]
-        here = choose_unsent((), copied)
+        here = choose_unsent((), await self._read_copies())
         self._found = tuple(found for found in here if found[0].staged.epoch == epoch)
         self.known = epoch
         on_known()
+
+    async def _read_copies(self) -> Sequence[tuple[Unsent, FolderTier]]:
+        copied = [(unsent, tier) for tier in self._tiers for unsent in await _read(tier)]
+        return [(unsent, tier) for unsent, tier in copied if unsent.is_of(self._job)]
 
     def list(self) -> tuple[UnsentSave, ...]:
         return tuple(to_report(unsent) for unsent, _ in self._found)

@@ -10,6 +10,7 @@ and an interrupted fork can be resumed. A job that found the claims without the 
 step 0.
 """
 
+import contextlib
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from everstep_agent.checkpoint.pin_rules import find_pinned
 from everstep_agent.checkpoint.restore import fetch_verified
 from everstep_agent.runlog.log_index import LogIndex
 from everstep_agent.runlog.run_log import LogDamaged, RunLog
-from everstep_agent.storage.errors import AlreadyExists, NotFound, StoreError
+from everstep_agent.storage.errors import AlreadyExists, Denied, NotFound, StoreError
 from everstep_agent.storage.store import ObjectStore
 from everstep_contract import log
 from everstep_contract.levels import Pinned
@@ -155,6 +156,15 @@ async def _require_free(target: ObjectStore, entries: Sequence[Entry]) -> None:
     await other.refresh()
     if list(other.entries) != entries[: len(other.entries)]:
         raise CannotFork(f"{target.uri} holds another run: choose another address")
+    ours = {log.key(place): log.encode(entry) for place, entry in enumerate(entries)}
+    read = len(other.entries)
+    with contextlib.suppress(Denied):  # the permission to list is not required
+        for key in await target.list("log", after=log.key(read - 1) if read else ""):
+            if key not in ours or await target.get(key) != ours[key]:
+                raise CannotFork(
+                    f"{target.uri} holds what an interrupted fork of another step has left: repeat that fork,"
+                    " or choose another address"
+                )
 
 
 async def require_checkpoint(store: ObjectStore, step: int) -> None:

@@ -4,7 +4,6 @@ content of a step repeats every other step.
 """
 
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import NamedTuple
 
 from everstep_agent.checkpoint.chunk_upload import chunk_key
@@ -13,7 +12,6 @@ from everstep_agent.checkpoint.retention_rules import build_retire, choose_garba
 from everstep_agent.runlog import rules as runlog_rules
 from everstep_agent.runlog.log_index import LogIndex
 from everstep_contract.log import Claim, Commit, Entry, MemberId, Retire
-from everstep_contract.manifest import Chunk, Manifest
 from simulation.protocol.rules import Move
 from simulation.protocol.world import keep, list_entries
 
@@ -138,8 +136,8 @@ class Shelves:
             return
         chosen = choose_retired(known, {c.manifest for c in known.commits}, keep=1)
         if chosen:
-            pairs = [(c, _manifest(world, c)) for c in chosen]
-            kept = [_manifest(world, c) for c in standing if c not in chosen]
+            pairs = [(c, _list_chunks(world, c)) for c in chosen]
+            kept = {k for c in standing if c not in chosen for k in _list_chunks(world, c)}
             entry = build_retire(writer.token, writer.epoch, pairs, kept)
             yield Move("retires", i, len(pairs), _retired(world, i, writer, entry))
         newest = known.newest_resumable
@@ -180,16 +178,8 @@ def _build_commit(writer: Writer) -> Commit:
     )
 
 
-@lru_cache(maxsize=1 << 12)
-def _build_manifest(commit: Commit, keys: frozenset[str]) -> Manifest:
-    chunks = tuple(Chunk(digest=k.rpartition("/")[2], key=k, bytes=1) for k in sorted(keys))
-    return Manifest(
-        run="run", epoch=commit.epoch, step=commit.step, writer="", world=1, chunks=chunks
-    )
-
-
-def _manifest(world: Shelf, commit: Commit) -> Manifest:
-    return _build_manifest(commit, frozenset(c for m, c in world.named if m == commit.manifest))
+def _list_chunks(world: Shelf, commit: Commit) -> set[str]:
+    return {chunk for manifest, chunk in world.named if manifest == commit.manifest}
 
 
 def _append(world: Shelf, entry: Entry) -> Shelf:
