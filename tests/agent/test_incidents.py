@@ -4,6 +4,7 @@ import pytest
 
 from agent.a_run import claim
 from agent.a_term import a_term
+from agent.given import an_epoch
 from everstep_agent.agent_state import AgentState
 from everstep_agent.coordinator import gather, rounds
 from everstep_agent.coordinator.incidents import Cause, Incidents, from_levels
@@ -121,3 +122,38 @@ def test_a_loss_before_anybody_has_stopped_for_a_planned_change_is_an_incident_o
     assert (same.id, same.cause) == ("inc-1", "Leave")
     stopped = Incidents().open("inc-1", leaves, now=1.0).mark("boundary", 2.0)
     assert [i.cause for i in stopped.open("lm-1", died, now=3.0).levels()] == ["Leave"]
+
+
+@pytest.mark.parametrize(
+    ("cause", "members", "id"),
+    [
+        pytest.param(DIED, 2, "", id="another slot's rank dies"),
+        pytest.param(DIED, 3, "", id="before the lost slot has left the epoch"),
+        pytest.param(Cause(name="Gone", message="", slots=(2,)), 3, "inc-1", id="the lost slot"),
+        pytest.param(Cause(name="GroupBroken", message=""), 3, "inc-1", id="nobody is named"),
+        pytest.param(Cause(name="Leave", message="", slots=(1,)), 2, "inc-1", id="a plan"),
+    ],
+)
+async def test_a_loss_while_the_operator_still_moves_another_slot_is_an_incident_of_its_own(
+    cause: Cause, members: int, id: str
+) -> None:
+    """That slot's next pod may wait for a node for hours."""
+    gone = (levels.SlotAttempt(slot=2, attempt=0),)
+    term = a_term(levels.Wanted(incident="inc-1", gone=gone))
+    term.change(term.state.begin_epoch(an_epoch(members)))
+    term.open_incident(cause)
+    found = term.state.incidents.id
+    assert found == id if id else found.startswith("job-")
+
+
+async def test_a_slot_that_is_to_leave_and_dies_is_the_operators_incident() -> None:
+    term = a_term(levels.Wanted(incident="inc-1", leave=(1,)))
+    term.change(term.state.begin_epoch(an_epoch(2)))
+    term.open_incident(DIED)
+    assert term.state.incidents.id == "inc-1"
+
+
+async def test_a_job_that_begins_again_continues_the_operators_incident() -> None:
+    term = a_term(levels.Wanted(incident="inc-1"))
+    term.open_incident(Cause(name="Replaced", message="all pods were replaced"))
+    assert term.state.incidents.id == "inc-1"

@@ -13,6 +13,7 @@ from everstep_agent.coordinator import (
     faults,
     gather,
     leave_in_place,
+    planned_moves,
     train,
 )
 from everstep_agent.coordinator.breaks import find_late_regroup, find_late_start
@@ -23,6 +24,7 @@ from everstep_agent.peers.agent_report import State, WorkerReport
 from everstep_agent.peers.epoch_level import Boundary, InPlace, Stage
 from everstep_contract import levels
 from everstep_contract.log import Commit
+from everstep_contract.units import Mesh
 
 
 async def test_a_round_that_does_not_start_is_burnt_and_another_is_opened() -> None:
@@ -354,3 +356,33 @@ async def test_slots_that_are_lost_one_after_the_other_in_one_recovery_are_one_i
     (one,) = term.state.incidents.levels()
     assert (one.id, one.cause, one.slots) == ("inc-1", "Gone", (1, 2))
     assert isinstance(one, levels.RuntimeIncident)
+
+
+@pytest.mark.parametrize(
+    ("stop", "fixed", "unit", "cut"),
+    [
+        pytest.param(levels.Stop.NONE, "", 1, [1], id="it trains"),
+        pytest.param(levels.Stop.NONE, "its script uses job.mesh", 1, [], id="all would restart"),
+        pytest.param(levels.Stop.SUSPEND, "", 1, [1], id="it stops, and the other one can save"),
+        pytest.param(levels.Stop.SUSPEND, "", 2, [], id="it stops, and nobody else can save"),
+    ],
+)
+async def test_a_rank_that_hangs_is_cut_out_if_the_others_can_do_without_it(
+    stop: levels.Stop, fixed: str, unit: int, cut: list[int]
+) -> None:
+    term = a_term(wanting(2, stop=stop), in_place=1)
+    term.change(term.state.begin_epoch(an_epoch(2, mesh=Mesh(shard=unit))))
+    for report in (stepping(0, waiting=True), stepping(1, overdue=1.2)):
+        term.take(replace(report, in_place=True, fixed=fixed))
+    train._cut_out(term, term.now())
+    assert [hung.slot for hung in term.running.hung] == cut
+
+
+async def test_a_planned_move_names_only_slots_that_interrupt_something() -> None:
+    """Slot 1 is a spare by now."""
+    term = a_term(wanting(2, leave=(1, 2), leave_reason="XID 64"), in_place=1)
+    members = (a_member(0), a_member(2, node_rank=1))
+    term.change(term.state.begin_epoch(an_epoch(members=members)))
+    move = planned_moves.build_move(term, "Leave", [])
+    assert move is not None
+    assert (move.cause.slots, move.cause.message) == ((2,), "slot 2 leaves: XID 64")

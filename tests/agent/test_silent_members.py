@@ -59,6 +59,23 @@ async def test_a_member_that_answers_again_has_time_to_tell_how_far_it_is(term: 
     await term.close()
 
 
+@pytest.mark.parametrize("leaves", [0, 1])
+async def test_a_silent_member_that_was_asked_to_leave_is_waited_for_like_any_other(
+    term: Term, leaves: int
+) -> None:
+    """The survivor keeps its step, unless it has to leave itself."""
+    term.want(wanting(2, leave=(leaves,)))
+    going = asyncio.create_task(regroup.regroup(term, LOSS))
+    await hold(term, 3 * HOLD, 1)
+    if leaves == 0:
+        assert not going.done()
+        going.cancel()
+        await asyncio.gather(going, return_exceptions=True)
+    else:
+        assert await asyncio.wait_for(going, 10) is not None, "all restart"
+    await term.close()
+
+
 async def test_it_has_no_more_time_than_the_others(term: Term) -> None:
     going = asyncio.create_task(regroup.regroup(term, LOSS))
     await hold(term, 2 * HOLD, 1)

@@ -143,12 +143,11 @@ def list_terminating(
     return {r.slot: r.attempt for r in reports if r.leaving and r.id in ids}
 
 
-def describe_purpose(wanted: levels.Wanted, purpose: str, slots: Sequence[int]) -> str:
-    """The message of a planned incident."""
+def describe_purpose(purpose: str, slots: Sequence[int], reason: str) -> str:
+    """The message of a planned incident. `reason`: why the slots leave."""
     if purpose == "Grow":
         return "more slots are ready"
     if purpose == "Edit":
         return "the job's settings were edited; the next epoch uses them"
     names = ", ".join(map(str, slots))
-    reason = wanted.leave_reason if wanted.leave else "its agent received SIGTERM"
     return f"slot {names} leaves" + (f": {reason}" if reason else "")

@@ -13,11 +13,14 @@ def build_move(term: Term, purpose: str, recent: list[AgentReport]) -> Move | No
         return None
     told = boundaries.list_terminating(term.running.members, recent, coordinator=term.me.id)
     leaves = purpose not in ("Grow", "Edit")
-    slots = tuple(sorted({*told, *term.wanted.leave})) if leaves else ()
+    inside = {term.me.slot, *(m.slot for m in term.running.members)}
+    asked = inside & {*term.wanted.leave}  # spares that leave interrupt nothing
+    slots = tuple(sorted({*told, *asked})) if leaves else ()
     # The operator derives the same id when it sees the pod being deleted, so both report one
     # incident.
-    by_signal = leaves and told and not term.wanted.leave
-    message = boundaries.describe_purpose(term.wanted, purpose, slots)
+    by_signal = leaves and told and not asked
+    reason = term.wanted.leave_reason if asked else "its agent received SIGTERM"
+    message = boundaries.describe_purpose(purpose, slots, reason)
     return Move(
         cause=Cause(name=purpose, message=message, slots=slots),
         id=names.incident_id("PodDeleted", slots[0], told[slots[0]]) if by_signal else "",

@@ -77,13 +77,15 @@ def why_not_taken_up(term: Term) -> str:
 
 
 def why_not_wanted(term: Term) -> str:
-    """Why continuing in place with fewer members is not wanted: the job's settings rule it out, or
-    the job is to stop. Empty if it is wanted.
+    """Why continuing in place with fewer members is not wanted: the job's settings or its script rule
+    it out, or the job is to stop. Empty if it is wanted.
     """
     if term.wanted.stop is not levels.Stop.NONE:
         return "the job is to stop"
     if not term.settings.in_place:
         return "recovery.inPlace is false"
+    if fixed := regroup_rules.why_fixed(term.running, term.reports.all()):
+        return fixed
     if term.settings.on_loss != levels.OnLoss.WAIT.value:
         return ""
     if boundaries.is_resize(term.wanted, term.running, term.recent(), _list_lost(term)):
@@ -263,7 +265,8 @@ def _why_not_wait(term: Term, waited: float) -> str:
     if why := why_not_wanted(term):
         return why
     leaving = {r.slot for r in term.recent() if r.leaving} | {*term.wanted.leave}
-    if any(m.slot in leaving for m in term.running.members):
+    silent = _list_silent(term)
+    if any(m.slot in leaving for m in term.running.members if m.id not in silent):
         return "a member has to leave before the silent ones are given up"
     return ""
 

@@ -102,6 +102,11 @@ def why_not_in_place(
     return why_not_now(epoch)
 
 
+def why_fixed(epoch: EpochLevel, reports: Iterable[AgentReport]) -> str:
+    """Why the workers of a member can enter no other epoch; empty: all can."""
+    return next((r.fixed for r in reports if r.fixed and epoch.member(*r.id)), "")
+
+
 def why_not_now(epoch: EpochLevel) -> str:
     """Why the members cannot leave their group and keep their step; empty if they can."""
     if epoch.stage in (Stage.CUT, Stage.OVER):

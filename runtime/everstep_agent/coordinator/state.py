@@ -266,6 +266,23 @@ class JobState:
         """Pods of the epoch that no longer hold state, by proof or by decision."""
         return read_pod_status(self.wanted).list_over(self.epoch.members if self.epoch else ())
 
+    def may_be_operators(self, cause: Cause) -> bool:
+        """Whether the operator's newest incident may have this cause: a planned change, the start of an
+        epoch after none was left, or the loss of a member that the operator wants to leave or has
+        given up. The operator's incident stays open until that slot trains again, which may take
+        hours; the loss of another slot meanwhile is an incident of its own.
+        """
+        if self.epoch is None or cause.name in levels.IN_ORDER:
+            return True
+        pods, leave = read_pod_status(self.wanted), {*self.wanted.leave, *self.wanted.hold}
+        return any(
+            m.slot in leave
+            or pods.is_gone(m.slot, m.attempt)
+            or pods.is_replaced(m.slot, m.attempt)
+            for m in self.epoch.members
+            if not cause.slots or m.slot in cause.slots
+        )
+
     def _with_epoch(self, **changes: Any) -> "JobState":
         assert self.epoch is not None
         return replace(self, epoch=replace(self.epoch, **changes))

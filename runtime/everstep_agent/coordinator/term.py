@@ -391,14 +391,15 @@ class Term:
         )
 
     def open_incident(self, cause: incidents.Cause, *, id: str = "") -> None:
-        self.change(self._state.open_incident(id or self.new_incident(), cause, self.now()))
+        self.change(self._state.open_incident(id or self.new_incident(cause), cause, self.now()))
 
-    def new_incident(self) -> str:
-        """The operator's id for the incident, if the operator has opened one that is not known here
-        yet; otherwise a new id.
+    def new_incident(self, cause: incidents.Cause) -> str:
+        """The operator's id, if the operator has opened an incident that is not known here yet and that
+        may have this cause; otherwise a new id.
         """
         given = self.wanted.incident
-        if given and not self._state.incidents.is_known(given):
+        known = self._state.incidents.is_known(given)
+        if given and not known and self._state.may_be_operators(cause):
             return given
         return f"{self.settings.job.rpartition('/')[2]}-{secrets.token_hex(4)}"
 

@@ -33,7 +33,7 @@ from everstep_agent.coordinator.watch import Watch
 from everstep_agent.peers.agent_report import State, WorkerReport
 from everstep_agent.peers.epoch_level import EpochLevel, Hung, Stage
 from everstep_agent.runlog.run_log import Lost
-from everstep_contract import log, report
+from everstep_contract import levels, log, report
 
 START_FACTOR = 6
 """Limit from the claim to the first step, restore included, in multiples of `startup_seconds`."""
@@ -198,13 +198,24 @@ def _advance(term: Term, workers: Sequence[WorkerReport], now: float) -> None:
 
 def _cut_out(term: Term, now: float) -> None:
     """Have ranks ended that make no progress while all others wait for them."""
-    able = all(r.in_place for r in term.recent()) and not regroup.why_not_wanted(term)
     former = term.running.hung
-    hung = keep_named(_list_hung(term, now), former, term.recent()) if able else ()
+    may = _may_cut_out(term)
+    hung = keep_named(_list_hung(term, now), former, term.recent()) if may else ()
     if hung != former:
         if any(not found.stopped for found in list_new(hung, former)):
             term.patience = term.patience.after_cut(now)
         term.change(term.state.cut_out(hung))
+
+
+def _may_cut_out(term: Term) -> bool:
+    """Whether the others can do without a rank that is cut out. If the job is to stop, they only have
+    to save, which one whole unit can.
+    """
+    if not all(r.in_place for r in term.recent()):
+        return False
+    if term.wanted.stop is not levels.Stop.NONE:
+        return term.running.world > term.running.mesh.unit
+    return not regroup.why_not_wanted(term)
 
 
 def _list_hung(term: Term, now: float) -> tuple[Hung, ...]:
