@@ -107,7 +107,9 @@ class Agent:
         except StoreError as error:
             # A folder that is full, or whose server does not answer, may be usable at the next start.
             cause = report.Cause.AGENT if error.transient else report.Cause.CONFIG
-            return self._write_report(report.ExitReport(cause=cause, message=str(error)))
+            found = self._write_report(report.ExitReport(cause=cause, message=str(error)))
+            self._say_end(found)
+            return found
         async with contextlib.AsyncExitStack() as stack:
             await self._open(store, stack)
             # Written before the workers end: a worker that never ends must not delay the report.
@@ -116,8 +118,11 @@ class Agent:
             await self.pod.workers.end_all()
             if found.cause is report.Cause.DONE:
                 await self.pod.clear_disk()
-        self.line.say("agent_ends", cause=found.cause.value, step=found.step, message=found.message)
+        self._say_end(found)
         return found
+
+    def _say_end(self, found: report.ExitReport) -> None:
+        self.line.say("agent_ends", cause=found.cause.value, step=found.step, message=found.message)
 
     async def _open(self, store: Retrying, stack: contextlib.AsyncExitStack) -> None:
         await self._open_address(stack)

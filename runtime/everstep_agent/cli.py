@@ -4,6 +4,7 @@ has set the environment, it is the pod's agent.
 
 import argparse
 import dataclasses
+import fcntl
 import importlib.util
 import io
 import os
@@ -152,6 +153,11 @@ def _run_agent(arguments: argparse.Namespace, args: list[str], output: line_writ
         settings = env.AgentEnv.from_env(os.environ)
     except env.EnvError as error:
         return _refuse(str(error))
+    if not _claim_container(settings.memory):
+        return _refuse(
+            "this container's agent runs already, and this command has changed nothing. To try a script by hand, give "
+            "it a run of its own: env -u EVERSTEP_JOB_UID everstep run …"
+        )
     settings = add_options(settings, arguments)
     if unused := list_unused(arguments):
         print(
@@ -165,6 +171,21 @@ def _run_agent(arguments: argparse.Namespace, args: list[str], output: line_writ
     from everstep_agent import agent
 
     return agent.run_agent(settings, script, args, dropped=lambda: output.dropped)
+
+
+def _claim_container(memory: str) -> bool:
+    """Whether this is the container's only agent. The command may be started again by hand (`kubectl exec`); such a
+    process must not touch what the agent holds in memory. The lock lasts as long as this process.
+    """
+    try:
+        os.makedirs(memory, exist_ok=True)
+        folder = os.open(memory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # the agent reports that it cannot use the folder
+        return True
+    return True
 
 
 def add_options(settings: env.AgentEnv, arguments: argparse.Namespace) -> env.AgentEnv:

@@ -50,6 +50,10 @@ class AgentEnv:
     """Where checkpoints go: s3://bucket/prefix, file:///path, gs://…, az://…"""
     run: str
     """The run is `<uri>/<run>/`."""
+    run_given: int = 0
+    """1: the job's spec names the run, so another job may have written it; 0: the run is named after the
+    job.
+    """
     if_run_exists: str = "Resume"
     save_every_steps: int = 0
     save_every_seconds: int = 0

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from everstep_contract import PROTOCOL, codec
 
 LIMIT_BYTES = 4096
+MOST_BYTES = 12
+"""The most that one character takes in the report's JSON."""
 
 
 class Cause(enum.Enum):
@@ -71,6 +73,11 @@ FOR_GOOD = frozenset(
 OF_THE_POD = frozenset({Cause.LEFT, Cause.STOPPED, Cause.FENCED, Cause.PROCESS_STUCK})
 """Ends of one pod, not of the job."""
 
+FOUND_ALONE = frozenset({Cause.SCRIPT_ERROR, Cause.MISUSE})
+"""Ends that a single agent may find before its ranks are in an epoch. Its report then names no epoch; one that
+names an epoch is the coordinator's.
+"""
+
 CODE_OR_DATA = frozenset({Cause.USER_ERROR, Cause.WORKER_CRASHED})
 """Causes that end the job when the same fault occurs `SAME_FAULT_LIMIT` times in a row at one step.
 Every other cause that a restart can fix is left to the restart budgets: an infrastructure fault
@@ -106,7 +113,7 @@ def encode(report: ExitReport) -> bytes:
     """
     raw = codec.dumps(report)
     while len(raw) > LIMIT_BYTES and report.traceback:
-        cut = max(1, len(raw) - LIMIT_BYTES)
+        cut = -(-(len(raw) - LIMIT_BYTES) // MOST_BYTES)
         report = replace(report, traceback=report.traceback[cut:])
         raw = codec.dumps(report)
     while len(raw) > LIMIT_BYTES:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 from agent.gang import STUB
 from everstep_agent.peers.client import PeerClient, PeerError
@@ -45,6 +46,12 @@ class Container:
 
     def start(self) -> None:
         """Start the agent. Its output goes to a file, or to a pipe that a test put there."""
+        self.termination.write_bytes(b"")
+        with self.output.open("ab") as out:
+            self._process = self.run_command(out)
+
+    def run_command(self, out: int | IO[bytes]) -> "subprocess.Popen[bytes]":
+        """Run the container's command."""
         settings = env.AgentEnv(
             **{
                 "job": "ns/job", "job_uid": "uid-1", "slot": self.slot, "attempt": 0,
@@ -54,14 +61,12 @@ class Container:
                 **self._settings,
             }
         )  # fmt: skip
-        self.termination.write_bytes(b"")
         stub = {"STUB_UNTIL": "60", "STUB_STEP_MS": "20", "EVERSTEP_WARM": "", **self._environ}
-        with self.output.open("ab") as out:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "everstep_agent.cli", "run", STUB],
-                env={**os.environ, **stub, **settings.to_env()},
-                stdout=out, stderr=out, start_new_session=True,
-            )  # fmt: skip
+        return subprocess.Popen(
+            [sys.executable, "-m", "everstep_agent.cli", "run", STUB],
+            env={**os.environ, **stub, **settings.to_env()},
+            stdout=out, stderr=out, start_new_session=True,
+        )  # fmt: skip
 
     @property
     def pid(self) -> int:

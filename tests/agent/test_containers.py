@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -81,6 +82,20 @@ async def test_a_pod_whose_memory_is_lost_takes_part_again(tmp_path: Path) -> No
         assert found is not None
         assert (found.cause, found.incarnation) == (report.Cause.DONE, 3)
         assert "number 1 has ended: the pod's memory was lost" in rebooted.output.read_text()
+
+
+async def test_a_second_agent_that_is_started_by_hand_changes_nothing(tmp_path: Path) -> None:
+    """With `kubectl exec POD -- everstep run train.py`, which has the container's environment."""
+    async with Containers(tmp_path, 1, {"STUB_UNTIL": "1000"}) as gang:
+        await gang.until_step(5)
+        (container,) = gang.all
+        second = container.run_command(subprocess.PIPE)
+        _, said = await asyncio.to_thread(second.communicate)
+        assert second.returncode == 2
+        assert b"this container's agent runs already" in said
+        assert (container.memory / "incarnation").read_text().strip() == "1"
+        assert container.termination.read_bytes() == b""
+        assert list(container.memory.glob("position-*"))
 
 
 TOLD_AT_ONCE = """

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -85,11 +86,27 @@ async def test_refuse_keeps_a_new_job_from_an_existing_run(tmp_path: Path) -> No
         assert "checkpoint.run" in ends[0].message
 
 
+@pytest.mark.parametrize("given", [0, 1])
+async def test_a_job_may_have_the_name_of_a_run_that_it_was_given(
+    tmp_path: Path, given: int
+) -> None:
+    """`kubectl everstep checkpoints restore lm --step 400 --as lm-from-400`."""
+    async with Gang(tmp_path, 1, job="ns/lm", run="ns/lm-from-400") as gang:
+        await gang.reports()
+    new = Gang(
+        tmp_path, 1, uid="uid-2", job="ns/lm-from-400", run="ns/lm-from-400", run_given=given
+    )
+    async with new:
+        (end,) = (await new.reports()).values()
+        assert end.cause is (report.Cause.DONE if given else report.Cause.RUN_EXISTS)
+
+
 async def test_a_store_that_cannot_be_used_ends_the_job_at_once(tmp_path: Path) -> None:
     async with Gang(tmp_path, 2, uri=f"file://{tmp_path}/no/such/place") as gang:
         found = await gang.tasks[0]
         assert found.cause in (report.Cause.STORE, report.Cause.CONFIG)
         assert "no/such" in found.message
+        assert re.search(r"event=agent_ends .*no/such", gang.shown()), "the pod's log has it, too"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 from everstep_agent import cli
 from everstep_agent.local import launcher, memory_folder
+from everstep_agent.pod import spawn
 
 STUB = str(Path(__file__).with_name("stub_worker.py"))
 
@@ -107,6 +108,40 @@ async def test_a_second_ctrl_c_ends_the_run_and_is_no_loss(everstep):
     assert await command.end() == 130
     assert "stopping at once, without a save" in command.text
     assert "lost" not in command.text
+
+
+STARTS_ANOTHER = """
+import runpy, subprocess, sys
+
+other = subprocess.Popen(["sleep", "300"])
+print(f"started {other.pid}", flush=True)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+async def test_a_second_ctrl_c_ends_what_a_script_has_started(everstep, tmp_path: Path):
+    script = tmp_path / "starts.py"
+    script.write_text(STARTS_ANOTHER)
+    command = await everstep("run", "--workers", "1", str(script), STUB, STUB_STEP_MS="1000")
+    pid = int((await command.line(r"started (\d+)"))[1])
+    await command.line(r"epoch 1: starts")
+    command.process.send_signal(signal.SIGINT)
+    await command.line(r"press Ctrl-C again to stop at once")
+    await asyncio.sleep(launcher.TWICE_SECONDS)
+    command.process.send_signal(signal.SIGINT)
+    assert await command.end() == 130
+    async with asyncio.timeout(10):
+        await spawn.wait_ended(pid)
+
+
+async def test_a_script_that_starts_the_training_script_is_told_what_to_give(everstep, tmp_path):
+    """As scripts for torchrun do."""
+    script = tmp_path / "launch.py"
+    script.write_text("import subprocess, sys\nsubprocess.call([sys.executable, *sys.argv[1:]])\n")
+    command = await everstep("run", "--workers", "1", str(script), STUB)
+    assert await command.end() == 1
+    assert "give everstep run the script that trains" in command.text.lower()
 
 
 async def test_ctrl_c_saves_and_the_same_command_goes_on(everstep):

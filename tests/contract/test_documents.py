@@ -227,6 +227,17 @@ def test_an_exit_report_fits_a_termination_message_whatever_happened() -> None:
     assert (back.cause, back.step) == (told.cause, 7)
 
 
+def test_of_a_traceback_in_another_script_as_much_as_fits_stays() -> None:
+    found = report.ExitReport(
+        cause=report.Cause.USER_ERROR, message="m", traceback="模型" * 4000 + "\nValueError: end"
+    )
+    raw = report.encode(found)
+    assert report.LIMIT_BYTES - 24 < len(raw) <= report.LIMIT_BYTES
+    back = report.decode(raw)
+    assert back is not None
+    assert back.traceback.endswith("模型\nValueError: end")
+
+
 def test_the_end_of_a_long_traceback_is_what_stays() -> None:
     told = report.ExitReport(
         cause=report.Cause.USER_ERROR, message="m", traceback="x" * 9000 + "ValueError: here"

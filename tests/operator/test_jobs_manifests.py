@@ -47,6 +47,13 @@ def test_all_pods_are_told_how_ranks_form_units() -> None:
     assert AgentEnv.from_env(env).mesh == Mesh(shard=2, tensor=2)
 
 
+@pytest.mark.parametrize(("run", "given"), [(None, 0), ("team/lm", 1), ("team/old", 1)])
+def test_agents_are_told_whether_the_spec_names_the_run(run: str | None, given: int) -> None:
+    checkpoint = a_spec()["checkpoint"] | ({"run": run} if run else {})
+    env = {e["name"]: e.get("value") for e in trainer(built(a_spec(checkpoint=checkpoint)))["env"]}
+    assert env["EVERSTEP_RUN_GIVEN"] == str(given)
+
+
 @pytest.mark.parametrize(("notice", "left"), [(0, 1), (2, 1.8), (10, 9), (60, 55), (600, 595)])
 def test_agents_get_most_of_a_short_notice(notice: float, left: float) -> None:
     assert manifests.choose_agent_grace(notice) == left

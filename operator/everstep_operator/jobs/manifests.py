@@ -247,6 +247,7 @@ def build_env(job: Job, spec: JobSpec, slot: int, attempt: int, grace: float) ->
         mesh=spec.parallelism.mesh,
         uri=spec.checkpoint.uri.rstrip("/"),
         run=run_of(job, spec),
+        run_given=int(spec.checkpoint.run is not None),
         if_run_exists=spec.checkpoint.if_run_exists.value,
         save_every_steps=spec.checkpoint.every_steps or 0,
         save_every_seconds=spec.checkpoint.save_seconds,

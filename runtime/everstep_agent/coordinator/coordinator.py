@@ -216,7 +216,8 @@ def decide_whose_run(term: Term) -> tuple[report.Cause, str] | None:
             f"the run {where} exists: job {newest.job} wrote it; set checkpoint.run to a new name,"
             " or checkpoint.ifRunExists to Resume"
         )
-    if newest.job != settings.job and settings.run == settings.job:
+    given = settings.run_given or settings.run != settings.job
+    if newest.job != settings.job and not given:
         return report.Cause.RUN_EXISTS, (
             f"the run {where} belongs to job {newest.job}; set checkpoint.run to continue it"
         )

@@ -58,8 +58,12 @@ class AgentProcess:
         return self.process.returncode is None
 
     def kill(self) -> None:
+        """Kill the agent, and its workers with what their scripts have started: only the agent would end that."""
         if self.alive:
+            workers = spawn.list_children(self.process.pid)
             self.process.kill()
+            for pid in workers:
+                spawn.kill_group(pid)
 
     async def ended(self) -> str:
         """Wait for the process's end and its last lines. Return a message about a process that is

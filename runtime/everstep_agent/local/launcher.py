@@ -188,7 +188,7 @@ class Launcher:
         """
         seen = self.seen
         told = seen.done or seen.failure is not None or seen.stopped is not None or seen.fenced
-        alone = any(r.cause in _FOUND_ALONE and not r.epoch for r in self.reports.values())
+        alone = any(r.cause in report.FOUND_ALONE and not r.epoch for r in self.reports.values())
         if alone and not told and self._stop is levels.Stop.NONE:
             self._say("an agent cannot start the script any more: the others save and stop")
             self._stop_run(levels.Stop.FINISH)
@@ -474,11 +474,6 @@ class Launcher:
 _REPLACED = frozenset({report.Cause.LEFT, report.Cause.PROCESS_STUCK})
 """Ends that are final for a pod but not for its slot, which continues in another attempt, as on a
 cluster.
-"""
-
-_FOUND_ALONE = frozenset({report.Cause.SCRIPT_ERROR, report.Cause.MISUSE})
-"""Ends of the job that a single agent may find, before its worker joins the others; its report then
-names no epoch. A report with an epoch is the coordinator's: all agents end.
 """
 
 

@@ -103,7 +103,13 @@ def describe_event(event: str, fields: Mapping[str, str]) -> str | None:
             return f"rank {fields['rank']} {fields.get('message')}"
         case "worker_waits":
             return f"slot {fields.get('slot')}: {fields.get('message')}"
-        case "zygote_unused" | "zygote_import_failed" | "zygote_ended" | "zygote_given_up":
+        case (
+            "zygote_unused"
+            | "zygote_import_failed"
+            | "zygote_ended"
+            | "zygote_given_up"
+            | "worker_frame_refused"
+        ):
             return f"slot {fields.get('slot')}: {fields.get('message')}"
         case "agent_error":
             return f"agent of slot {fields.get('slot')}: {fields.get('message')}"

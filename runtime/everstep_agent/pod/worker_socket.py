@@ -106,7 +106,8 @@ class Link(Generic[P]):
         worker = self._find(hello.frame.pid)
         if worker is None:
             raise codec.DecodeError(
-                f"Hello from pid {hello.frame.pid}, which is not a worker of this agent"
+                f"process {hello.frame.pid} has called everstep.run and is no worker, so it ends: the script has "
+                "started it. Give everstep run the script that trains, not one that starts it (as torchrun does)"
             )
         worker.writer = writer
         self._on_frame(worker, hello)
