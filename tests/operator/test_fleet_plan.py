@@ -154,6 +154,18 @@ async def test_a_new_leader_admits_nobody_whose_evidence_ended_with_the_boot() -
     assert cordoned(fleet) == ["node-1"], "its evidence ended with the boot"
 
 
+async def test_a_new_leader_admits_nobody_whose_gpu_was_swapped_while_it_waited() -> None:
+    fleet = a_fleet(budget=1).break_("node-1")
+    fleet.break_("node-2", kind="row-remap-failure", at=START + 0.5)
+    fleet.gpus = {"node-2": frozenset({"GPU-a", "GPU-b"})}
+    await fleet.settle()
+    fleet.gpus = {"node-2": frozenset({"GPU-b", "GPU-c"})}
+    fleet.hide("node-2").restart()
+    fleet.policy = Policy(budget=Budget(number=2))
+    await fleet.settle()
+    assert cordoned(fleet) == ["node-1"]
+
+
 async def test_who_waited_and_was_healed_is_not_cordoned_afterwards() -> None:
     fleet = a_fleet(budget=1).break_("node-1").break_("node-2", at=START + 0.5)
     await fleet.settle()

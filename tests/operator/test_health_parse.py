@@ -193,5 +193,6 @@ def test_a_page_of_other_metrics_is_no_page_without_gpus() -> None:
 def test_a_page_with_temperature_and_energy_alone_shows_no_healthy_gpus() -> None:
     """Most lists of metrics have these two, but no rule finds a fault in them."""
     body = line("DCGM_FI_DEV_GPU_TEMP", "40") + line(parse.ENERGY, "5")
-    with pytest.raises(parse.PageError, match=r"add them \(DCGM_FI_DEV_XID_ERRORS, "):
+    with pytest.raises(parse.PageError, match=r"add them \(DCGM_FI_DEV_XID_ERRORS, ") as found:
         parse.parse_page(body, METRICS)
+    assert "dcgm-exporter 4.8.2 leaves some out" in str(found.value)

@@ -88,6 +88,34 @@ def test_a_page_clears_no_gpu_of_what_it_does_not_show() -> None:
     assert finding.clear == {(A, MISSING), (A, "double-bit-ecc"), (A, "row-remap-failure")}
 
 
+LATCHED = a_page(a_gpu(A, xid=64), a_gpu(B))
+LEFT_OUT = a_page(
+    *(
+        replace(gpu, values={m: v for m, v in gpu.values.items() if m != "DCGM_FI_DEV_XID_ERRORS"})
+        for gpu in HEALTHY.gpus.values()
+    )
+)
+"""As dcgm-exporter 4.8.2 shows it from its start to the first XID."""
+
+
+def test_a_restarted_exporter_that_leaves_the_xid_out_shows_none() -> None:
+    assert History().scrape(HEALTHY, LATCHED, a_failure(), LEFT_OUT).states() == []
+
+
+def test_an_xid_after_an_exporter_has_left_it_out_is_new_evidence() -> None:
+    history = History().scrape(HEALTHY, LATCHED)
+    history.answered(*history.evidence())
+    assert history.scrape(LATCHED).states() == []
+    assert history.scrape(a_failure(), LEFT_OUT, LATCHED).states() == ["leaving"]
+
+
+def test_a_gpu_whose_values_are_all_left_out_is_not_free_of_its_xid() -> None:
+    """DCGM shows no value of a GPU that no longer answers it."""
+    history = History().scrape(HEALTHY, LATCHED)
+    history.dated = False
+    assert history.scrape(LEFT_OUT, LEFT_OUT).states() == ["leaving"]
+
+
 def test_a_restarted_exporter_that_shows_the_xid_again_shows_a_new_one() -> None:
     first = History().scrape(HEALTHY, XID64)
     before = first.evidence()[0]
@@ -378,3 +406,19 @@ def test_a_clock_that_is_set_back_ends_the_doubt() -> None:
 
 def test_a_node_without_exporter_is_never_doubted() -> None:
     assert History(died_at=START).finding().doubt == ""
+
+
+@pytest.mark.parametrize(
+    ("expected", "states"),
+    [
+        pytest.param((A, B), ["gone"], id="it was back since it was answered"),
+        pytest.param((B,), [], id="it was given up"),
+    ],
+)
+def test_a_missing_gpu_that_was_answered_convicts_after_a_restart_only_if_it_was_back(
+    expected: tuple[str, ...], states: list[str]
+) -> None:
+    history = History(facts=a_node(expected=(A, B))).scrape(HEALTHY, LOST, LOST, LOST)
+    history.answered(*history.evidence())
+    history.facts = replace(history.facts, expected=expected)
+    assert history.restarted().scrape(LOST, LOST, LOST).states() == states

@@ -8,7 +8,7 @@ from everstep_operator.fleet.budget import by_urgency, choose_admitted, count_ro
 from everstep_operator.fleet.memory import FleetMemory
 from everstep_operator.fleet.observed import Observed, Policy
 from everstep_operator.fleet.release import Losses, decide_losses
-from everstep_operator.nodes import NodeFacts
+from everstep_operator.nodes import NodeFacts, choose_expected
 from everstep_operator.quarantines import Quarantine, choose_standing
 
 
@@ -91,9 +91,12 @@ def _list_forgotten(
 
 
 def _may_stand(held: Quarantine, node: NodeFacts, finding: Finding) -> bool:
+    """Whether evidence of the quarantine may still hold: that of a GPU which was swapped does not."""
+    expected = choose_expected(node.expected, finding.present)
     return any(
         still_applies(one, machine=node.machine, boot=node.boot)
         and (one.gpu, one.kind) not in finding.clear
+        and (one.gpu in expected or not node.expected)
         for one in held.evidence
     )
 

@@ -46,7 +46,7 @@ def decide_node(
         claim
         for uuid, gpu in sorted(memory.gpus.items())
         for claim in _claims(uuid, gpu, facts, rules, limits)
-        if not is_known(claim.evidence, facts.answered)
+        if not _is_answered(claim.evidence, facts)
     ]
     claims += _all_missing(memory, facts, limits)
     claims.sort(key=lambda c: (not c.convicts, c.evidence.first_seen, c.evidence.identity))
@@ -61,6 +61,16 @@ def decide_node(
         doubt=_doubt(memory, claims, died_at, limits, now),
         holders=_holders(memory, claims),
     )
+
+
+def _is_answered(evidence: Evidence, facts: NodeFacts) -> bool:
+    """A release takes a missing GPU off the node's list of expected GPUs. If the GPU is listed, it was back
+    since then, so its absence is new, also to a process that has not seen it.
+    """
+    unseen = evidence.kind == MISSING and not evidence.appeared
+    if unseen and evidence.gpu in facts.expected:
+        return False
+    return is_known(evidence, facts.answered)
 
 
 def _holders(memory: NodeMemory, claims: list[Claim]) -> tuple[str, ...]:
@@ -129,7 +139,7 @@ def _all_missing(memory: NodeMemory, facts: NodeFacts, limits: Limits) -> Iterat
     expected = {uuid: GpuMemory() for uuid in facts.expected}  # this process may have seen no page
     for uuid, gpu in sorted({**expected, **memory.gpus}.items()):
         evidence = _evidence(uuid, facts, MISSING, 0, onset, facts.boot)
-        if gpu.missing or is_known(evidence, facts.answered):
+        if gpu.missing or _is_answered(evidence, facts):
             continue
         message = (
             f"{_gpu(uuid, gpu)} is missing: the exporter's page shows no GPU and the node offers none "

@@ -92,7 +92,8 @@ def parse_page(body: bytes, metrics: Metrics) -> Page:
     if not of_rules and _UUID.search(body):
         raise PageError(
             "it shows GPUs, but none of the metrics that Everstep reads, so no fault would be found: add them "
-            f"({', '.join(metrics)}) to the exporter's list of metrics"
+            f"({', '.join(metrics)}) to the exporter's list of metrics. dcgm-exporter 4.8.2 leaves some out although "
+            "they are listed: use another version"
         )
     return Page(gpus=gpus, hostname=hostname, bad_lines=bad)
 

@@ -269,6 +269,7 @@ def _read(rule: Rule, gpu: GpuMemory, sample: GpuSample) -> Change:
         now={metric: sample.values[metric] for metric in rule.metrics if metric in sample.values},
         before=gpu.kept.get(rule.kind, {}),
         standing=tuple(code for kind, code in gpu.onsets if kind == rule.kind),
+        live=sample.energy is not None or gpu.energy is None,
     )
     return rule.read(reading)
 

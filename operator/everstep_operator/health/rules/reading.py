@@ -17,6 +17,8 @@ class Reading:
     """`Change.kept` of the page before; empty for the first page that shows the GPU, and after a reboot."""
     standing: Collection[int]
     """Codes that have risen and not ended."""
+    live: bool = True
+    """Whether the exporter can read the GPU: the page has its energy, or no page ever had."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

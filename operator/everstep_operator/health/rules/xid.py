@@ -2,7 +2,8 @@
 code until a reset or a reboot, and counts over the exporter's window (5 minutes) with the code as
 label.
 
-A code that a later one replaces in the gauge has not ended: only a gauge of 0 ends it.
+A code that a later one replaces in the gauge has not ended: only a gauge of 0 ends it. dcgm-exporter 4.8.2
+leaves the gauge out from its start to the first XID (dcgm-exporter issue 700), where other versions show 0.
 """
 
 from functools import cache
@@ -17,8 +18,9 @@ COUNT = "DCGM_EXP_XID_ERRORS_COUNT"
 
 def read(reading: Reading) -> Change:
     shown = [int(reading.now[name][0]) for name in GAUGES if name in reading.now]
-    last = max(shown) if shown else None
     before = int(reading.before.get(GAUGES[0], {}).get(0, 0))
+    left_out = 0 if before and reading.live else None
+    last = max(shown) if shown else left_out
     counts, counted = reading.now.get(COUNT, {}), reading.before.get(COUNT, {})
     risen = {code for code, count in counts.items() if int(count) > int(counted.get(code, 0))}
     if last and last != before:
