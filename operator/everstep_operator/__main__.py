@@ -5,6 +5,7 @@ import contextlib
 import os
 import resource
 import secrets
+import signal
 import socket
 import sys
 
@@ -26,6 +27,9 @@ def main() -> None:
     except SettingsError as error:
         sys.exit(f"everstep-operator: {error}")
     logs.start(settings.log_level)
+    # The kernel drops a signal that a container's first process has no handler for. The handler for an orderly
+    # end is installed later, when the watches run.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     raise_open_files()
     try:
         sys.exit(asyncio.run(run(command, settings)))

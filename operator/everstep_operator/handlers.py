@@ -5,6 +5,7 @@ and annotations on objects, and a pod or node must never wait for the operator.
 """
 
 import asyncio
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -142,7 +143,8 @@ def build_registry(watchers: Watchers) -> kopf.OperatorRegistry:
 
     @kopf.on.login(registry=registry, id="login")
     async def login(**kwargs: Any) -> Any:
-        return kopf.login_with_kubeconfig(**kwargs) or kopf.login_with_service_account(**kwargs)
+        mounted = kopf.login_with_service_account(**kwargs)
+        return kopf.login_with_kubeconfig(**kwargs) or use_address(mounted, os.environ)
 
     @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry, id="job")
     async def job(event: RawEvent, **_: Any) -> None:
@@ -155,6 +157,18 @@ def build_registry(watchers: Watchers) -> kopf.OperatorRegistry:
     if watchers.world.scope.nodes:
         _add_nodes(registry, watchers)
     return registry
+
+
+def use_address(
+    found: kopf.ConnectionInfo | None, environ: Mapping[str, str]
+) -> kopf.ConnectionInfo | None:
+    """Replace the API server's name by its address, which the kubelet puts into the environment: the
+    watches must not need the cluster's DNS, which an outage of nodes may take away.
+    """
+    host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
+    if found is None or not host or not port:
+        return found
+    return replace(found, server=f"https://{f'[{host}]' if ':' in host else host}:{port}")
 
 
 def _add_nodes(registry: kopf.OperatorRegistry, watchers: Watchers) -> None:

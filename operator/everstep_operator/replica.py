@@ -15,6 +15,7 @@ from everstep_operator.jobs.passes import Passes
 from everstep_operator.kube import Kube
 from everstep_operator.listing import resync, resync_forever
 from everstep_operator.metrics import Metrics
+from everstep_operator.namespaces import NamespaceBack, leave_out_denied, watch_left_out
 from everstep_operator.node_leases import NodeLeases
 from everstep_operator.scheduler import Scheduler
 from everstep_operator.settings import Settings
@@ -82,12 +83,13 @@ class Replica:
         serving = await server.start_server(app, settings.http_host, settings.http_port)
         log.info("probes and metrics on %s", serving.address)
         try:
+            left_out = await leave_out_denied(self._port, self._world)
             await resync(self._port, self._world, self._watchers)
-            return await self._live()
+            return await self._live(left_out)
         finally:
             await serving.close()
 
-    async def _live(self) -> int:
+    async def _live(self, left_out: tuple[str, ...]) -> int:
         """At the end the writers stop first, then the lease is released, then the watches stop."""
         ready = asyncio.Event()
         writers = {
@@ -103,6 +105,9 @@ class Replica:
         }
         if self._world.scope.nodes:
             tasks.add(asyncio.create_task(self._leases.run(), name="node leases"))
+        if left_out:
+            watching = watch_left_out(self._port, left_out)
+            tasks.add(asyncio.create_task(watching, name="namespaces"))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -187,7 +192,7 @@ def _report(first: asyncio.Task[None]) -> int:
     if first.get_name() in ("signal", "kopf") and error is None:
         log.info("stopped")
         return 0
-    if isinstance(error, (LeaseLost, OlderState)):
+    if isinstance(error, (LeaseLost, OlderState, NamespaceBack)):
         log.error("%s; the process ends", error)
         return 1
     log.error("the %s loop has ended", first.get_name(), exc_info=error)

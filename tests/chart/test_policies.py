@@ -304,6 +304,22 @@ async def test_a_queue_that_suspends_and_a_collector_that_tidies_need_no_pods(
         await admin.delete(f"{JOBS}/queued")
 
 
+async def test_a_queue_that_writes_the_template_or_the_size_needs_pods(
+    authors: tuple[Api, Api], admin: Api
+) -> None:
+    """operator/README.md, the contract with a queue."""
+    without, with_pods = authors
+    await with_pods.create(JOBS, a_job("placed"))
+    placed = {"spec": {"nodeSelector": {"pool": "spot"}}}
+    try:
+        for workers in ({"template": placed}, {"replicas": 2}):
+            body = {"spec": {"suspend": False, "workers": workers}}
+            assert "may not create pods" in await refusal(without, body, f"{JOBS}/placed")
+            assert await refusal(with_pods, body, f"{JOBS}/placed") == ""
+    finally:
+        await admin.delete(f"{JOBS}/placed")
+
+
 async def test_a_job_deleted_in_the_foreground_goes(
     authors: tuple[Api, Api], installed: Lab, admin: Api
 ) -> None:

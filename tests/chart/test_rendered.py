@@ -147,7 +147,7 @@ def test_each_pod_may_reach_the_api_server_where_nothing_is_allowed_by_default(
     for name, pod in pods_of(defaults).items():
         mine = [p for p in policies if selects(p["podSelector"], pod["metadata"]["labels"])]
         open_ports = {port["port"] for p in mine for rule in p["egress"] for port in rule["ports"]}
-        assert {443, 6443, 53} <= open_ports, name
+        assert {443, 6443, 53, 5353} <= open_ports, name
         assert (name != "everstep-test") or 8080 in open_ports
 
 

@@ -156,6 +156,18 @@ def test_helms_test_may_look_at_one_lease(defaults: list[Object]) -> None:
     assert found == {"ClusterRoleBinding": {}, "RoleBinding": TEST_AT_HOME}
 
 
+def test_who_may_release_nodes_may_read_what_the_commands_about_nodes_read(
+    defaults: list[Object],
+) -> None:
+    role, *more = [d for d in defaults if d["metadata"]["name"] == "everstep-admin"]
+    assert not more
+    assert dict(_rights(role["rules"])) == {
+        ("everstep.dev", "nodequarantines"): {"get", "list", "watch", "patch", "delete"},
+        ("", "nodes"): {"get", "list", "watch"},
+        ("", "events"): {"get", "list", "watch"},
+    }
+
+
 def test_the_readme_tells_of_these_rights_and_no_others(defaults: list[Object]) -> None:
     told: dict[tuple[str, str], dict[str, set[str]]] = {}
     for line in (chart.FOLDER / "README.md").read_text().splitlines():

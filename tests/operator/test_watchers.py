@@ -5,10 +5,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import kopf
 import pytest
 
 from everstep_contract import names
-from everstep_operator.handlers import Watchers
+from everstep_operator.handlers import Watchers, use_address
 from everstep_operator.scheduler import Scheduler
 from everstep_operator.world import Key, World
 
@@ -97,3 +98,16 @@ def test_a_heartbeat_starts_no_fleet_pass_and_a_change_does(change: Change, time
     assert fleet.times == 1 + times
     watchers.see_node({"type": "DELETED", "object": changed})
     assert fleet.times == 2 + times
+
+
+def test_the_watches_use_the_address_that_the_kubelet_gives() -> None:
+    named = kopf.ConnectionInfo(server="https://kubernetes.default.svc", token="t")
+    address = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+    found = use_address(named, address)
+    assert found is not None
+    assert (found.server, found.token) == ("https://10.96.0.1:443", "t")
+    found = use_address(named, {**address, "KUBERNETES_SERVICE_HOST": "fd00::1"})
+    assert found is not None
+    assert found.server == "https://[fd00::1]:443"
+    assert use_address(named, {}) is named
+    assert use_address(None, address) is None
