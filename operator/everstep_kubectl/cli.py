@@ -18,6 +18,8 @@ _JOB = "name of the job"
 
 def main() -> NoReturn:
     """The console script `kubectl-everstep`."""
+    # Python 3.14 colours --help, and `Shown` would show the escape sequences as text.
+    os.environ["PYTHON_COLORS"] = "0"
     sys.stdout, sys.stderr = sys.stdout or _open_null(), sys.stderr or _open_null()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -16,6 +16,8 @@ from typing import Any
 Object = dict[str, Any]
 JOBS = "resilienttrainingjobs.everstep.dev"
 QUARANTINES = "nodequarantines.everstep.dev"
+_SHORT = tuple(f'"{kind.partition(".")[0]}"' for kind in (JOBS, QUARANTINES))
+"""As kubectl names a kind that there is not: without its group."""
 API = "/apis/everstep.dev/v1alpha1"
 PROGRAM = "EVERSTEP_KUBECTL"
 """Environment variable that names another kubectl than the one in PATH."""
@@ -153,7 +155,7 @@ def translate(error: str) -> ClusterError:
     said = error.strip().splitlines()
     lines = [line for line in said if not _LOG_LINE.match(line)] or said[-1:]
     text = "\n".join(lines) or "kubectl failed without a message"
-    if "doesn't have a resource type" in text and "everstep" in error:
+    if "doesn't have a resource type" in text and any(kind in text for kind in _SHORT):
         hint = (
             "Everstep is not installed there: helm install everstep charts/everstep -n everstep-system "
             "--create-namespace (or is this the wrong --context?)"

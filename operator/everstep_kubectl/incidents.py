@@ -260,7 +260,8 @@ def _stopped(
         return round(total, 3), "measured by the job"
     if "running" in marks:
         since = marks["left"] if all_left else 0.0
-        return round(max(0.0, marks["running"] - since), 3), "seen by the operator"
+        stepped = marks.get("resumed", marks["running"])
+        return round(max(0.0, stepped - since), 3), "seen by the operator"
     return None, "not measured"
 
 

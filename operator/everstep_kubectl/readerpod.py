@@ -18,6 +18,8 @@ Body = dict[str, Any]
 CONTAINER = "reader"
 LABEL = f"{names.GROUP}/reader"
 REQUESTS = {"cpu": "100m", "memory": "256Mi"}
+INIT_REQUESTS = {"cpu": "10m", "memory": "16Mi"}
+"""Of each init container: a request must not exceed the container's own limit, which may be small."""
 OF_OTHERS = (f"{names.GROUP}/", "kueue.x-k8s.io/", "k8s.v1.cni.cncf.io/")
 """Labels and annotations that it must not have: Everstep's own, those with which a queue would hold
 it, and those that attach network devices.
@@ -49,7 +51,8 @@ def build_pod(job: Raw, arguments: Sequence[str], *, seconds: float, suffix: str
     }
     spec.pop("resourceClaims", None)  # the pod's devices; `resources` name them
     for container in spec.get("initContainers") or []:
-        container["resources"] = _without_devices(container.get("resources") or {})
+        own = container.get("resources") or {}
+        container["resources"] = _without_devices(own, INIT_REQUESTS)
     spec |= {
         "containers": [trainer],
         "restartPolicy": "Never",
@@ -91,12 +94,12 @@ def _tolerate(own: Sequence[Body], devices: Sequence[str]) -> list[Body]:
     return [*own, *({"key": name, "operator": "Exists"} for name in devices)]
 
 
-def _without_devices(resources: Raw) -> Body:
+def _without_devices(resources: Raw, requests: Mapping[str, str] = REQUESTS) -> Body:
     """The limits without devices, whose resource names have a slash (nvidia.com/gpu), and small
     requests.
     """
     limits = {k: v for k, v in (resources.get("limits") or {}).items() if "/" not in k}
-    return {"requests": dict(REQUESTS), **({"limits": limits} if limits else {})}
+    return {"requests": dict(requests), **({"limits": limits} if limits else {})}
 
 
 def _metadata(job: Raw, of_template: Raw, suffix: str) -> Body:

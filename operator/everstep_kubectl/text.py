@@ -19,7 +19,7 @@ def escape(text: str) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns aligned as in kubectl; None and "" are shown as a dash."""
+    """Columns aligned as in kubectl, one line for each row; None and "" are shown as a dash."""
     cells = [[str(h) for h in head], *[[_cell(c) for c in row] for row in rows]]
     widths = [max(len(row[k]) for row in cells) for k in range(len(head))]
     lines = ["   ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) for r in cells]
@@ -27,7 +27,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _cell(value: object) -> str:
-    return "-" if value is None or value == "" else str(value)
+    return " ".join(str(value).split()) or "-" if value is not None else "-"
 
 
 def block(fields: Mapping[str, object], indent: str = "  ") -> str:

@@ -93,8 +93,10 @@ def test_a_terminal_obeys_no_text_of_a_user(
     monkeypatch.setattr(cli, "run", show)
     monkeypatch.setattr(sys, "stdout", sys.stdout)
     monkeypatch.setattr(sys, "stderr", sys.stderr)
+    monkeypatch.setenv("PYTHON_COLORS", "1")
     with pytest.raises(SystemExit):
         cli.main()
+    assert os.environ["PYTHON_COLORS"] == "0", "Python 3.14 would colour --help, shown as text"
     assert capsys.readouterr().out == "job-1  \\x1b]0;owned\\x07\\x9b2J\\x0dReady\tyes\nß\n"
 
 
@@ -135,6 +137,10 @@ def test_a_cluster_without_everstep_is_told_from_one_that_is_away() -> None:
         'E1121 22:00:00.1 1 memcache.go:287] "Unhandled Error"\n'
         'error: the server doesn\'t have a resource type "resilienttrainingjobs"\n'
     )
+    assert "helm install everstep" in str(missing)
+    for kind, ours in (("nodequarantines", True), ("widgets", False)):
+        said = cluster.translate(f'error: the server doesn\'t have a resource type "{kind}"')
+        assert ("helm install everstep" in str(said)) == ours
     assert "helm install everstep" not in str(cluster.translate("error: connection refused"))
     assert "memcache" not in str(missing)
     assert isinstance(cluster.translate("Error from server (NotFound): x"), cluster.NotFound)

@@ -60,6 +60,15 @@ def test_the_cost_counts_from_the_beginning_also_if_the_first_mark_is_later() ->
     assert found.cost.seconds == entry["recoverySeconds"]
 
 
+def test_a_pod_that_waits_for_a_node_while_the_others_step_costs_no_steps() -> None:
+    entry = {
+        "id": "a", "open": False, "slot": 1, "startedAt": "2026-01-01T00:00:00.000Z", "phases": [],
+        "marks": [{"name": "resumed", "seconds": 0.2}, {"name": "running", "seconds": 9000.0}],
+    }  # fmt: skip
+    (found,) = incidents.build_incidents(recordings.job(incidents=[entry]))
+    assert found.cost.seconds == 0.2
+
+
 def test_the_jobs_own_phases_count_if_it_saw_the_end_and_the_wait_for_the_boundary_does_not() -> (
     None
 ):

@@ -85,6 +85,15 @@ def test_it_claims_no_device() -> None:
     assert "claims" not in spec["initContainers"][0]["resources"]
 
 
+def test_an_init_container_requests_no_more_than_its_small_limit() -> None:
+    limits = {"cpu": "50m", "memory": "64Mi"}
+    init = [{"name": "fetch", "image": "f", "resources": {"limits": limits}}]
+    (container,) = a_pod(initContainers=init)["spec"]["initContainers"]
+    assert container["resources"] == {
+        "requests": {"cpu": "10m", "memory": "16Mi"}, "limits": limits,
+    }  # fmt: skip
+
+
 def test_it_ends_by_itself_holds_no_kubernetes_credentials_and_dies_with_the_job() -> None:
     pod = a_pod()
     assert pod["spec"]["activeDeadlineSeconds"] == 60

@@ -260,3 +260,10 @@ def test_ages_and_sizes_read_as_kubectl_writes_them() -> None:
     assert text.age("2026-11-21T22:10:00Z", NOW) == "29s"
     assert text.age(None, NOW) == ""
     assert text.seconds_of("nonsense") is None
+
+
+def test_a_message_of_several_lines_is_one_line_of_the_table() -> None:
+    shown = text.table(["NAME", "WHY"], [["a", "Error(s) in GPT:\n\tMissing key(s)"], ["b", ""]])
+    assert [line.split(maxsplit=1) for line in shown.splitlines()] == [
+        ["NAME", "WHY"], ["a", "Error(s) in GPT: Missing key(s)"], ["b", "-"],
+    ]  # fmt: skip

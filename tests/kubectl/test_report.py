@@ -1,10 +1,15 @@
+import argparse
 import gzip
 import io
 import json
 import re
 import tarfile
+from pathlib import Path
 
-from everstep_kubectl import bundle, redaction
+import pytest
+
+from everstep_kubectl import bundle, cluster, redaction
+from everstep_kubectl.commands import report
 from everstep_lab import chart
 from kubectl import recordings
 from kubectl.recordings import NOW
@@ -20,6 +25,34 @@ def a_job_with_a_secret() -> dict:
         {"name": "EVERSTEP_JOB", "value": "default/tiny"},
     ]
     return job
+
+
+KUBECTL = """#!/bin/sh
+case "$*" in
+*" $UNREADABLE"*) echo "Error from server (Forbidden): $UNREADABLE is forbidden" >&2; exit 1;;
+esac
+echo '{"kind": "List", "items": []}'
+"""
+
+
+@pytest.mark.parametrize(
+    ("unreadable", "why"),
+    [
+        ("nodes", r"there is no job 'typo' here; -n"),
+        ("resilienttrainingjobs", r"^jobs\.json: .*Forbidden"),
+    ],
+)
+def test_a_job_that_there_is_not_is_named_whatever_else_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unreadable: str, why: str
+) -> None:
+    program = tmp_path / "kubectl"
+    program.write_text(KUBECTL)
+    program.chmod(0o755)
+    monkeypatch.setenv(cluster.PROGRAM, str(program))
+    monkeypatch.setenv("UNREADABLE", unreadable)
+    asked = argparse.Namespace(job="typo", operator_namespace="everstep-system")
+    with pytest.raises(cluster.NotFound, match=why):
+        report.run(asked, cluster.Cluster())
 
 
 def unpacked(archive: bytes) -> dict[str, str]:

@@ -22,8 +22,10 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
     asked = bundle.build_objects(arguments.job, arguments.operator_namespace)
     objects = _fetch_objects(cluster, asked, problems)
     if arguments.job and not objects.get("jobs.json"):
-        why = problems[0] if problems else f"there is no job {arguments.job!r} here"
-        raise NotFound(why)
+        unread = next((p for p in problems if p.startswith("jobs.json: ")), "")
+        raise NotFound(
+            unread or f"there is no job {arguments.job!r} here; -n names another namespace"
+        )
     logs = [
         *bundle.build_logs(objects.get("pods.json", []), "logs", arguments.log_lines),
         *bundle.build_logs(objects.get("operator/pods.json", []), "operator", arguments.log_lines),
