@@ -6,10 +6,15 @@ another host's wall clock.
 """
 
 import enum
+import re
 from dataclasses import dataclass, field
 
 from everstep_contract import PROTOCOL
 
+POD_NOTE = re.compile(r"slot [0-9]+: ")
+"""How a note begins that describes a pod's present state: its output is not read, its rank cannot join. A note
+about what has happened begins otherwise ("slot 1 leaves without …").
+"""
 IN_ORDER = frozenset({"Leave", "Grow", "Shrink", "Edit"})
 """Causes of planned incidents, in which nothing is lost."""
 
@@ -338,7 +343,9 @@ class Seen:
     restarts: dict[str, int] = field(default_factory=dict)
     """Group restarts by cause, counted along the run log."""
     notes: tuple[str, ...] = ()
-    """Guard notes and other findings that stopped nothing, newest last, at most five."""
+    """Guard notes and other findings that stopped nothing, newest last, at most five. What matches `POD_NOTE` is so
+    now; the others are about what has happened.
+    """
     incidents: tuple[RuntimeIncident, ...] = ()
     storage_error: StorageError | None = None
     seconds: dict[str, float] = field(default_factory=dict)

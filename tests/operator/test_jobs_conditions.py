@@ -85,3 +85,12 @@ def test_a_job_that_trains_again_after_a_night_has_an_interval_for_its_first_sav
     assert reason(0, running=False) == "CheckpointCommitted"
     found = [reason(at, running=True) for at in (10, 80, 130, 140)]
     assert found == ["CheckpointCommitted"] * 3 + ["CheckpointLate"]
+
+
+def test_a_note_about_a_pod_ends_with_its_reason_and_the_others_stay() -> None:
+    refused = "slot 2: its rank cannot join: no such mount"
+    happened = "slot 1 leaves without a checkpoint, because none was committed within 5 s"
+    status = a_status(notes=[happened, refused])
+    for running, left in ((False, [happened, refused]), (True, [happened])):
+        seen = a_seen(running=running)
+        assert plan(an_observation(job=a_job(status=status), seen=seen), NOW).status.notes == left

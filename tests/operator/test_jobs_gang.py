@@ -203,6 +203,8 @@ def test_a_rival_is_one_that_has_some_nodes_and_lacks_others() -> None:
     assert not observe.to_rival(job, [pod("n"), pod("m")]).holds
     assert not observe.to_rival(job, [pod(""), pod("")]).holds
     assert not observe.to_rival(job, [pod("n", "Succeeded"), pod("")]).holds
+    dead = replace(pod("dead", "Running"), deleting_until=NOW)
+    assert not observe.to_rival(job, [dead, pod("")]).holds, "it has nothing to give back"
     enough = {**job, "spec": {"workers": {"replicas": 2, "minReplicas": 1}}}
     assert not observe.to_rival(enough, [pod("n"), pod("")]).holds, "it keeps its nodes, and trains"
 

@@ -375,6 +375,24 @@ async def test_nodes_on_which_pods_do_not_start_are_told_and_taken_back_with_the
     assert told[1:] == [(KEY, {})]
 
 
+async def test_a_job_made_again_under_its_name_has_no_failed_starts() -> None:
+    """No pass ran while there was none, so the node would stay suspect."""
+    told: list[tuple[passes.Key, dict[str, int]]] = []
+    cluster = ToyCluster(refusing_nodes={"node-0"})
+    operator = an_operator(cluster)
+    operator.on_failed_starts = lambda job, nodes: told.append((job, dict(nodes)))
+    await placed_pods(cluster, operator)
+    for _ in range(12):
+        cluster.tick()
+        cluster.feed(operator.world)
+        await operator.run(KEY)
+    metadata = {"name": "lm", "namespace": "team", "generation": 1}
+    cluster.put(kube.JOBS, {"metadata": metadata, "spec": {**a_spec(), "suspend": True}})
+    cluster.feed(operator.world)
+    await operator.run(KEY)
+    assert told == [(KEY, {"node-0": 1}), (KEY, {})]
+
+
 def test_the_limits_of_a_drain_a_stop_and_an_end_count_from_when_this_process_saw_them() -> None:
     """The times in status are of the former leader's clock."""
     then = "2001-01-01T00:00:00Z"
@@ -437,6 +455,21 @@ async def test_a_quota_that_refuses_the_secret_that_exists_stops_no_replacement(
         await operator.run(KEY)
         cluster.tick()
     assert ("pods", "lm-1-2") in cluster.objects
+
+
+async def test_a_spare_that_a_quota_refuses_in_the_dry_run_is_no_refusal_of_the_job() -> None:
+    """The operator has restarted, so the template is to be checked, and only the spare is missing."""
+    cluster = ToyCluster()
+    operator = an_operator(cluster)
+    await placed_pods(cluster, operator)
+    cluster.edit_spec({"workers": {"spares": 1}})
+    cluster.feed(operator.world)
+    operator._memories.clear()
+    cluster.refuses = "exceeded quota"
+    await operator.run(KEY)
+    memory = operator._memories[KEY]
+    assert memory.refusal is None
+    assert memory.spare_refusal is not None
 
 
 @pytest.mark.parametrize(

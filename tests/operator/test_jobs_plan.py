@@ -211,6 +211,20 @@ def test_a_new_coordinator_that_has_not_read_the_log_yet_takes_no_figure_back() 
     assert plan(an_observation(job=a_job(status=status), seen=resumed), NOW).status.step == 200
 
 
+def test_a_job_that_goes_back_behind_a_broken_checkpoint_no_longer_shows_it() -> None:
+    """Otherwise status says that nothing is unsaved until the next commit."""
+    held = CheckpointStatus(step=500, epoch=2, committed_at=to_stamp(NOW - 9))
+    older = levels.CheckpointRef(epoch=2, step=200)
+    seen = a_seen(epoch=3, step=210, committed=older)
+    shown = plan(an_observation(job=a_job(status=a_status(checkpoint=held)), seen=seen), NOW).status
+    assert shown.checkpoint is not None
+    assert shown.checkpoint.step == 200
+    again = a_seen(epoch=3, step=547, committed=older)
+    later = plan(an_observation(job=a_job(status=shown), seen=again), NOW).status
+    assert later.checkpoint is not None
+    assert later.checkpoint.step == 200
+
+
 # --- a node with a verdict or without heartbeats ----------------------------------------------------------
 
 
@@ -807,13 +821,37 @@ def test_an_image_without_everstep_fails_once_nobody_else_can_have_called() -> N
 
 
 def test_one_node_that_cannot_start_a_container_fails_no_job_that_still_starts() -> None:
-    error = an_end(code=128, message="nvml error: driver not loaded")
+    error = an_end(code=128, message='exec: "everstep": executable file not found in $PATH')
     observed = never_called(running_since=None, waiting="RunContainerError", last_ended=error)
     for slot in (1, 2):
         observed = with_pod(observed, slot, running_since=None, waiting="ContainerCreating")
     assert condition(plan(observed, NOW), "Failed").status == "False"
     late = replace(observed, starting_for={f"uid-{s}-1": 601.0 for s in range(3)})
     assert condition(plan(late, NOW), "Failed").reason == "AgentNeverCalled"
+
+
+def test_a_node_whose_driver_is_broken_fails_no_job_of_one_pod() -> None:
+    """The slot's next pod excludes that node."""
+    error = an_end(code=128, message="nvidia-container-cli: nvml error: version mismatch")
+    observed = never_called(
+        running_since=None, waiting="CrashLoopBackOff", last_ended=error, restarts=5
+    )
+    alone = replace(observed, job=a_job(a_spec(replicas=1)), pods=observed.pods[:1])
+    planned = plan(alone, NOW)
+    assert condition(planned, "Failed").status == "False"
+    assert attempts(planned) == [1]
+    late = plan(replace(alone, starting_for={"uid-0-1": 601.0}), NOW)
+    assert condition(late, "Failed").status == "False"
+    assert attempts(late) == [2]
+    assert [f.node for f in late.status.slots[0].start_failures] == ["node-0"]
+
+
+def test_a_command_that_is_missing_is_not_the_nodes_fault_whatever_its_path() -> None:
+    words = "runc create failed: unable to start container process: exec: "
+    words += '"/opt/nvidia/entry.sh": no such file'
+    observed = never_called(running_since=None, last_ended=an_end(code=128, message=words))
+    alone = replace(observed, job=a_job(a_spec(replicas=1)), pods=observed.pods[:1])
+    assert condition(plan(alone, NOW), "Failed").reason == "AgentNeverCalled"
 
 
 def test_silence_of_a_job_that_has_run_before_fails_nothing() -> None:

@@ -22,6 +22,8 @@ from job_builders import NOW, a_job, a_pod, a_seen, a_status, a_verdict, an_obse
 
 REGROUP = (("detect", 20), ("regroup", 60), ("restart", 10), ("first_step", 60))
 
+RESUMED_EARLY = [Mark(name="resumed", seconds=0.2), Mark(name="running", seconds=9000)]
+
 
 def phases(*named: tuple[str, int]) -> tuple[Phase, ...]:
     return tuple(Phase(name=name, ms=ms) for name, ms in named)
@@ -78,6 +80,8 @@ def totals(status: JobStatus) -> dict[str, tuple[int, float, int]]:
          {"regroup": (1, 0.3, 0)}),
         (a_move(), {"move": (1, 7.5, 0)}),
         (a_move(slots=[MovedSlot(slot=1, attempt=1)]), {"move": (1, 9.5, 0)}),
+        (a_move(slots=[MovedSlot(slot=1, attempt=1)], marks=RESUMED_EARLY), {"move": (1, 0.2, 0)}),
+        (a_move(marks=[Mark(name="left", seconds=1.0), *RESUMED_EARLY]), {"move": (1, 0.0, 0)}),
         (a_move(rung="move"), {}),
         (a_move(marks=[]), {}),
         (an_entry(open=True), {}),
@@ -86,6 +90,7 @@ def totals(status: JobStatus) -> dict[str, tuple[int, float, int]]:
     ids=[
         "measured by the job", "steps lost", "a rung of a newer runtime", "the ranks step up to the boundary",
         "by the operator's marks, since it left", "since it began, as it did not leave in order",
+        "until the others stepped, long before the slot trained again", "they never stopped",
         "a move that interrupted nothing", "nobody has measured it", "not over", "counted before",
     ],
 )  # fmt: skip

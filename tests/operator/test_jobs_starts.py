@@ -201,6 +201,63 @@ def test_settings_with_which_no_pod_starts_end_the_job(asked: float, state: str)
     assert attempts(planned) == [1, 2, 1]
 
 
+def failing_alone(epoch: int = 0) -> Observed:
+    """The script of slot 1's new pod cannot download its data set."""
+    ended = an_end(report.Cause.SCRIPT_ERROR, "Name or service not known", epoch=epoch)
+    over = {"phase": "Succeeded", "running_since": None, "ended": ended, "created_at": NOW - 15}
+    return not_up(seconds=0, **over)
+
+
+def test_a_script_that_fails_in_one_new_pod_does_not_end_a_job_that_has_trained_with_it() -> None:
+    observed = failing_alone()
+    planned = plan(observed, NOW)
+    assert planned.status.state != "Failed"
+    assert attempts(planned) == [1, 3, 1]
+    assert [f.reason for f in planned.status.slots[1].start_failures] == ["ScriptError"]
+    (event,) = [e for e in planned.events if e.reason == "PodNotStarted"]
+    assert "Name or service not known" in event.message
+    assert "node-4" in shut_out(plan(after(observed, planned), NOW + 1))
+
+
+def test_the_report_of_a_former_pod_whose_script_failed_alone_does_not_end_the_job() -> None:
+    """Its node was cut off, and is back."""
+    observed = an_observation()
+    (former,) = (p for p in failing_alone().pods if p.slot == 1)
+    former = replace(former, attempt=0, name="lm-1-0", uid="uid-1-0", deleting_until=NOW)
+    planned = plan(replace(observed, pods=(*observed.pods, former)), NOW)
+    assert planned.status.state == "Running"
+    assert attempts(planned) == [1, 1, 1]
+
+
+def test_a_script_that_fails_in_every_pod_ends_the_job() -> None:
+    observed = failing_alone()
+    ended = observed.pods[1].ended
+    pods = tuple(
+        replace(p, phase="Succeeded", running_since=None, ended=ended) for p in observed.pods
+    )
+    assert plan(replace(observed, pods=pods), NOW).status.state == "Failed"
+
+
+def test_a_script_that_fails_in_pods_that_were_all_made_anew_ends_the_job() -> None:
+    """The job was suspended, its command was edited, and it was resumed."""
+    observed = failing_alone()
+    pods = tuple(replace(p, running_since=NOW - 5) if p.slot != 1 else p for p in observed.pods)
+    assert plan(replace(observed, pods=pods), NOW).status.state == "Failed"
+
+
+def test_a_former_pod_ends_no_job_whose_containers_start_again() -> None:
+    (former,) = (p for p in failing_alone().pods if p.slot == 1)
+    former = replace(former, attempt=0, name="lm-1-0", uid="uid-1-0", deleting_until=NOW)
+    down = {"running_since": None, "waiting": "CrashLoopBackOff"}
+    observed = an_observation(seen=a_seen(running=False))
+    pods = tuple(replace(p, **down) for p in observed.pods)
+    assert plan(replace(observed, pods=(*pods, former)), NOW).status.state != "Failed"
+
+
+def test_a_script_that_fails_in_an_epoch_ends_the_job() -> None:
+    assert plan(failing_alone(epoch=1), NOW).status.state == "Failed"
+
+
 # --- a kubelet that refuses -------------------------------------------------------------------------------
 
 

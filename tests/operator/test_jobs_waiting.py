@@ -26,6 +26,15 @@ def said(observed: Observed, now: float) -> str:
     return found.message
 
 
+def test_a_job_that_is_not_heard_is_not_said_to_regroup() -> None:
+    """The row for `NoWordFromJob` in TROUBLESHOOTING.md says what to do."""
+    planned = plan(short_of_a_pod(seen_age=40.0), NOW)
+    recovering = find_condition(planned.status, "Recovering")
+    assert recovering is not None
+    assert (recovering.status, recovering.reason) == ("True", "NoWordFromJob")
+    assert [event.reason for event in planned.events] == ["NoWordFromJob"]
+
+
 def test_a_node_that_may_come_back_is_waited_for_with_since_when_and_until_when() -> None:
     message = said(away(20.0), NOW)
     assert "slot 2 waits for node node-2" in message

@@ -26,6 +26,8 @@ class CheckTemplate:
     body: dict[str, Any]
     reason: str
     message: str
+    spare: bool = False
+    """As in `CreatePod`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,7 +138,7 @@ def _note_failure(outcome: Outcome, action: Action, error: kube.KubeError) -> No
 
 
 def _note_refusal(outcome: Outcome, action: Action, refusal: tuple[bool, str]) -> None:
-    if isinstance(action, CreatePod) and action.spare:
+    if isinstance(action, CreatePod | CheckTemplate) and action.spare:
         outcome.spare_refusal = refusal
     elif not (isinstance(action, CreateSecret) and action.made_before):
         # A quota answers before the API server finds that the Secret exists.

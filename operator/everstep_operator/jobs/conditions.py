@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from everstep_contract.levels import POD_NOTE, Seen
 from everstep_operator.jobs import incident_summary, manifests, nodehealth, recoveries
 from everstep_operator.jobs.incidents import build_incidents
 from everstep_operator.jobs.marks import is_withdrawn, list_moved
@@ -171,9 +172,14 @@ def _figures(observed: Observed, now: float) -> dict[str, object]:
         "goodput": _goodput(seen.seconds) or old.goodput,
         "seconds": _seconds(seen.seconds) or old.seconds,
         "started_at": started,
-        "notes": list(seen.notes[-5:]) or old.notes,
+        "notes": list(seen.notes[-5:]) or _keep_notes(old.notes, seen),
         **pinned,
     }
+
+
+def _keep_notes(old: Sequence[str], seen: Seen) -> list[str]:
+    """The notes of a job that reports none now. If it trains, what its pods no longer report is over."""
+    return [note for note in old if not (seen.running and POD_NOTE.match(note))]
 
 
 def _pinned(observed: Observed) -> PinnedStatus | None:
@@ -193,8 +199,11 @@ def _checkpoint(observed: Observed, now: float) -> CheckpointStatus | None:
     new = seen.committed if seen else None
     if new is None:
         return _aged(old, now)
-    if old is not None and (old.epoch, old.step) >= (new.epoch, new.step) and old.committed_at:
-        return _aged(old, now)  # a new coordinator reports an older one until it has read the log
+    if old is not None and old.committed_at:
+        held, told = (old.epoch, old.step), (new.epoch, new.step)
+        # A new coordinator reports an older one until it has read the log.
+        if held == told or (held > told and not _went_back(seen, old)):
+            return _aged(old, now)
     committed = now - observed.seen_age - new.age_ms / 1000
     return _aged(
         CheckpointStatus(
@@ -202,6 +211,11 @@ def _checkpoint(observed: Observed, now: float) -> CheckpointStatus | None:
         ),
         now,
     )
+
+
+def _went_back(seen: Seen | None, old: CheckpointStatus) -> bool:
+    """Whether the job trains again from an older checkpoint, because this one is broken."""
+    return seen is not None and seen.running and seen.step < old.step
 
 
 def _aged(checkpoint: CheckpointStatus | None, now: float) -> CheckpointStatus | None:

@@ -5,6 +5,7 @@ container that the kubelet restarts by itself (restartPolicy OnFailure) is ignor
 its agent has never answered.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -25,6 +26,10 @@ USUAL_WAITS = frozenset({"", "ContainerCreating", "PodInitializing"})
 """Reasons why a container does not run yet that are no errors."""
 NOT_STARTED = frozenset({126, 127, 128})
 """Exit codes of shells and runtimes for a command that cannot be started."""
+OF_THE_NODE = ("nvidia", "nvml", "cdi device", "prestart hook", "amdgpu")
+"""Words of a runtime that could not give a container its devices: the node's driver is at fault, not the command."""
+OF_THE_COMMAND = re.compile(r"container (?:process|init): exec: ")
+"""So runc begins about a command that it cannot start, whatever is in the command's path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +97,22 @@ def _failed_by_exit_report(observed: Observed, pod: Pod) -> End | None:
         return None
     if pod.misconfigured and (has_answered(observed) or _may_still_call(observed)):
         return None  # the same settings work in other pods, or may: see `decide_replacement`
+    if is_own_fault(observed, pod):
+        return None
     message = (found.message or found.cause.value) + _where(found.rank, found.step)
     return End(complete=False, reason=found.cause.value, message=message)
+
+
+def is_own_fault(observed: Observed, pod: Pod) -> bool:
+    """Whether the script has failed in this pod alone: the job has trained with it, and another pod has run since
+    before this one was made. So it is the pod's node or network that is at fault. A pod of a former attempt
+    says nothing about the script: the present ones do.
+    """
+    if not (pod.failed_alone and observed.job.status.epoch):
+        return False
+    current = observed.current_pods
+    since = [p.running_since for p in current if p.uid != pod.uid and p.running_since is not None]
+    return pod not in current or any(began <= pod.created_at for began in since)
 
 
 def report_of(pod: Pod) -> ExitReport | None:
@@ -220,7 +239,7 @@ def _is_first_start(pod: Pod) -> bool:
 
 def _why_not_started(pod: Pod) -> str:
     ended = pod.ended or pod.last_ended
-    if ended is None or ended.report is not None:
+    if ended is None or ended.report is not None or _is_of_the_node(ended):
         return ""
     if pod.over and ended.exit_code == 0:
         return "the container has ended with status 0 and no agent has ever answered"
@@ -232,6 +251,14 @@ def _why_not_started(pod: Pod) -> str:
             f"{_words(ended)}"
         )
     return ""
+
+
+def _is_of_the_node(ended: Ended) -> bool:
+    """Whether another node may start the container: `starts` tries that after startupSeconds."""
+    words = ended.message.lower()
+    if ended.exit_code != 128 or OF_THE_COMMAND.search(words):
+        return False
+    return any(word in words for word in OF_THE_NODE)
 
 
 def _words(ended: Ended) -> str:
@@ -271,7 +298,7 @@ def decide_replacement(observed: Observed, pod: Pod) -> Replace | None:
         return Replace(cause="PodFenced", message=f"pod {pod.name}: {found.message or 'fenced'}")
     if not pod.over:
         return None
-    if found is not None and pod.misconfigured:
+    if found is not None and (pod.misconfigured or is_own_fault(observed, pod)):
         text = (
             f"pod {pod.name} on node {pod.node} cannot start, and other pods of the job have, so it is replaced, on "
             f"another node if one has room: {found.message}"

@@ -248,7 +248,7 @@ def _comes_too_soon(observed: Observed, record: SlotStatus, pod: Pod, now: float
     """
     if pod.misconfigured and not failures.has_answered(observed):
         return True  # perhaps the settings work nowhere
-    if pod.refused_by_node or pod.misconfigured:
+    if pod.refused_by_node or pod.misconfigured or failures.is_own_fault(observed, pod):
         return abs(now - pod.created_at) < starts.build_refused_pause(record, now)
     if pod.ended is None or not failures.is_fenced(pod):
         return False

@@ -154,7 +154,8 @@ def to_rival(job: Mapping[str, Any], pods: Iterable[Pod]) -> Rival:
     """A job holds nodes in vain if some of its pods are scheduled, fewer than it needs to train, and
     others are not.
     """
-    placed = [bool(p.node) for p in pods if p.phase in ("Pending", "Running")]
+    living = [p for p in pods if p.phase in ("Pending", "Running") and not p.deleting]
+    placed = [bool(p.node) for p in living]
     workers = (job.get("spec") or {}).get("workers") or {}
     least = workers.get("minReplicas") or workers.get("replicas", 1)
     held = (job.get("status") or {}).get("gang") or {}

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from everstep_contract.levels import Left, Seen
-from everstep_contract.report import Cause, ExitReport
+from everstep_contract.report import FOUND_ALONE, Cause, ExitReport
 from everstep_contract.units import ONE_RANK, Mesh
 from everstep_operator.jobs.slots import Slots, choose_slots, list_units, order_members
 from everstep_operator.model import MOST_SLOTS, JobSpec
@@ -104,6 +104,12 @@ class Pod:
         """Its agent has ended at its start, because it cannot use an address or a variable."""
         found = self.ended.report if self.ended is not None else None
         return self.over and found is not None and found.cause is Cause.CONFIG
+
+    @property
+    def failed_alone(self) -> bool:
+        """Its script has failed before its ranks were in an epoch: a report of the coordinator names the epoch."""
+        found = self.ended.report if self.ended is not None else None
+        return self.over and found is not None and found.cause in FOUND_ALONE and not found.epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -201,7 +201,7 @@ class Passes:
     def _memory(self, job: Job) -> Memory:
         held = self._memories.get(job.key)
         if held is None or held.uid != job.uid:
-            self.agents.forget(job.key)
+            self._forget(job.key)
             held = self._memories[job.key] = Memory(uid=job.uid)
         return held
 

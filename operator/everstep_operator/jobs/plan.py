@@ -150,7 +150,10 @@ def _plan_creation(
     if not observed.template_checked:
         found.append(
             CheckTemplate(
-                body=bodies[0], reason="CheckTemplate", message="dry run of the first pod"
+                body=bodies[0],
+                reason="CheckTemplate",
+                message="dry run of the first pod",
+                spare=missing[0].slot in slots.spares,
             )
         )
     made = zip(missing, bodies, strict=True)

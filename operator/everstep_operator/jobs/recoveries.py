@@ -4,15 +4,16 @@ Invariant: an interruption is counted once. Its entry gets `recoverySeconds` in 
 write as the totals, and no operator counts an entry that has it. So an entry is counted only when
 it cannot change any more: once both the operator and the job report that it is over.
 
-A move that interrupted nothing is not counted (the other ranks had continued without the slot
-before), nor is the end of a job.
+A move is not counted if the job reports that it interrupted nothing (the other ranks had continued
+without the slot before), nor is the end of a job. By the operator's marks alone, a move that stopped
+nobody counts with 0 s.
 """
 
 import math
 from collections.abc import Sequence, Set
 
 from everstep_contract.levels import Seen
-from everstep_operator.jobs.marks import list_moved
+from everstep_operator.jobs.marks import RESUMED, RUNNING, list_moved
 from everstep_operator.model_status import Incident, RecoveryTotal
 
 RUNGS = ("regroup", "respawn", "replace", "resize", "restart", "move")
@@ -67,11 +68,14 @@ def _find_seconds(incident: Incident) -> float | None:
         return round(sum(p.ms for p in incident.phases if p.name not in STEPPING) / 1000, 3)
     marks = {m.name: m.seconds for m in incident.marks}
     moved_only = incident.rung and not incident.phases
-    if moved_only or "running" not in marks:
+    if moved_only or RUNNING not in marks:
         return None
     moved = list_moved(incident)
     since = marks.get("left", 0.0) if moved and all(m.left for m in moved) else 0.0
-    return round(max(0.0, marks["running"] - since), 3)
+    stepped = marks.get(
+        RESUMED, marks[RUNNING]
+    )  # the others may step long before the moved slot trains
+    return round(max(0.0, stepped - since), 3)
 
 
 def _add(old: RecoveryTotal | None, rung: str, seconds: float, steps_lost: int) -> RecoveryTotal:

@@ -9,7 +9,6 @@ in a tight loop.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from everstep_contract.report import Cause
 from everstep_operator.jobs.observed import Observed, Pod
 from everstep_operator.jobs.stamps import to_seconds, to_stamp
 from everstep_operator.model_status import SlotStatus, StartFailure
@@ -77,8 +76,9 @@ def choose_reason(pod: Pod) -> str:
     """Why the pod failed to start, in one word, for the slot's record."""
     if pod.refused_by_node:
         return pod.reason or "Refused"
-    if pod.misconfigured:
-        return Cause.CONFIG.value
+    found = pod.ended.report if pod.ended is not None else None
+    if found is not None and (pod.misconfigured or pod.failed_alone):
+        return found.cause.value
     return pod.waiting or ("AgentSilent" if pod.running_since is not None else "ContainerCreating")
 
 

@@ -119,6 +119,8 @@ def _recovering(
         text = f"{open_[-1].message}; {running.message}"
         return ConditionDraft(type="Recovering", status=True, reason=open_[-1].cause, message=text)
     reason = "NoNodeReady" if observed.cut_off else "Regrouping"
+    if running.status is None:  # it may still train
+        reason = running.reason
     return ConditionDraft(type="Recovering", status=True, reason=reason, message=running.message)
 
 
@@ -299,9 +301,14 @@ def _describe_container(pod: Pod) -> tuple[str, str] | None:
             f"{starts.REFUSED_SECONDS:.0f} to {starts.LONGEST_REFUSED_SECONDS:.0f} s, on another node if one has room"
         )
         return pod.reason or "PodRefusedByNode", text
-    if pod.misconfigured and pod.ended is not None and pod.ended.report is not None:
-        found = pod.ended.report
+    found = pod.ended.report if pod.ended is not None else None
+    if found is not None and (pod.misconfigured or pod.failed_alone):
         then = "Everstep tries another node once another pod of the job has started"
+        if pod.failed_alone:
+            then = (
+                f"the next attempt follows {starts.REFUSED_SECONDS:.0f} to {starts.LONGEST_REFUSED_SECONDS:.0f} s "
+                "after its creation, on another node if one has room"
+            )
         return found.cause.value, f"pod {pod.name}: {found.message}; {then}"
     if pod.waiting in failures.USUAL_WAITS:
         return None

@@ -108,7 +108,7 @@ def build_seen(
 
 
 def _list_unread(reports: Sequence[AgentReport]) -> Iterator[str]:
-    """Messages about dropped output. The count is rounded to the leading digit: an exact count
+    """Messages about dropped output (`levels.POD_NOTE`). The count is rounded to the leading digit: an exact count
     would change the document with every line.
     """
     for report in sorted(reports, key=lambda r: r.slot):
