@@ -123,7 +123,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 async def test_a_second_ctrl_c_ends_what_a_script_has_started(everstep, tmp_path: Path):
     script = tmp_path / "starts.py"
     script.write_text(STARTS_ANOTHER)
-    command = await everstep("run", "--workers", "1", str(script), STUB, STUB_STEP_MS="1000")
+    command = await everstep("run", "--workers", "1", str(script), "--", STUB, STUB_STEP_MS="1000")
     pid = int((await command.line(r"started (\d+)"))[1])
     await command.line(r"epoch 1: starts")
     command.process.send_signal(signal.SIGINT)
@@ -139,7 +139,7 @@ async def test_a_script_that_starts_the_training_script_is_told_what_to_give(eve
     """As scripts for torchrun do."""
     script = tmp_path / "launch.py"
     script.write_text("import subprocess, sys\nsubprocess.call([sys.executable, *sys.argv[1:]])\n")
-    command = await everstep("run", "--workers", "1", str(script), STUB)
+    command = await everstep("run", "--workers", "1", str(script), "--", STUB)
     assert await command.end() == 1
     assert "give everstep run the script that trains" in command.text.lower()
 
