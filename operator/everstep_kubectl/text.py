@@ -27,7 +27,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _cell(value: object) -> str:
-    return " ".join(str(value).split()) or "-" if value is not None else "-"
+    text = "" if value is None else " ".join(str(value).split())
+    return text or "-"
 
 
 def block(fields: Mapping[str, object], indent: str = "  ") -> str:

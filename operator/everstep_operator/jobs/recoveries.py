@@ -72,9 +72,8 @@ def _find_seconds(incident: Incident) -> float | None:
         return None
     moved = list_moved(incident)
     since = marks.get("left", 0.0) if moved and all(m.left for m in moved) else 0.0
-    stepped = marks.get(
-        RESUMED, marks[RUNNING]
-    )  # the others may step long before the moved slot trains
+    # The other members may step long before the moved slot trains.
+    stepped = marks.get(RESUMED, marks[RUNNING])
     return round(max(0.0, stepped - since), 3)
 
 
