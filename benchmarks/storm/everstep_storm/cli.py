@@ -44,18 +44,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _size(options: argparse.Namespace) -> tuple[int, float, float]:
-    return options.ranks, options.seconds, options.every
+def _size(options: argparse.Namespace) -> tuple[int, float, float, float]:
+    return options.ranks, options.seconds, options.every, options.undisturbed
 
 
-def _cell(row: Row) -> tuple[str, str, int, float, float]:
-    return row["system"], row["mix"], row["ranks"], row["storm"], row["every"]
+def _cell(row: Row) -> tuple[str, str, int, float, float, float]:
+    return row["system"], row["mix"], row["ranks"], row["storm"], row["every"], row["undisturbed"]
 
 
 def _run(contender: Contender, mix: str, options: argparse.Namespace) -> Row:
     head: Row = {
         "system": contender.title, "mix": mix, "ranks": options.ranks, "storm": options.seconds,
-        "every": options.every, "proves": contender.proves, "problem": contender.why_not(mix),
+        "every": options.every, "undisturbed": options.undisturbed, "proves": contender.proves,
+        "problem": contender.why_not(mix),
     }  # fmt: skip
     if head["problem"]:
         return head
@@ -63,8 +64,8 @@ def _run(contender: Contender, mix: str, options: argparse.Namespace) -> Row:
         environments.make(contender.system.needs)
     seconds = options.seconds
     strikes = plan_strikes(mix, seconds=seconds, every=options.every, seed=options.seed)
-    if mix == CALM and not contender.proves:
-        seconds = min(seconds, CALM_SECONDS)
+    if mix == CALM:
+        seconds = options.undisturbed if contender.proves else min(seconds, CALM_SECONDS)
     try:
         played = play(contender, Plan(ranks=options.ranks, seconds=seconds, strikes=strikes))
     except RunFailed as error:
@@ -104,6 +105,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default=[DEATHS, MIXED],
         help="kinds of storms (default both)",
     )
+    parser.add_argument(
+        "--undisturbed",
+        type=float,
+        help="length of Everstep's undisturbed run, whose states are compared (default: --seconds)",
+    )
     parser.add_argument("--ranks", type=int, default=4, help="number of ranks (default 4)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the faults (default 1)")
     parser.add_argument(
@@ -116,4 +122,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.seconds < options.every or options.every <= 0:
         parser.error("--seconds must be at least --every, and --every above 0: a storm has a fault")
+    if options.undisturbed is None:
+        options.undisturbed = options.seconds
+    if options.undisturbed <= 0:
+        parser.error("--undisturbed must be above 0: the run that the storm is compared with")
     return options
