@@ -52,8 +52,8 @@ class Loop:
         self, step: StepState, feed: Batches, named: dict[str, torch.nn.Parameter], overlap: bool
     ) -> None:
         self._step, self._session, self._feed = step, step.session, feed
-        self._session.tracked.require_same_groups()
-        self._session.tracked.require_same_parameters()
+        self._session.at_track.require_same_groups()
+        self._session.at_track.require_same_parameters()
         if step.reductions == 0:
             step.start.require_untouched(step.number)
         step.require_used(named)

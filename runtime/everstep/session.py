@@ -20,6 +20,7 @@ from everstep import (
     state,
     untracked,
 )
+from everstep.at_track import AtTrack
 from everstep.buffers import Buffers
 from everstep.checkpoint_reader import Checkpoint
 from everstep.errors import StateError
@@ -84,6 +85,7 @@ class Session:
         self.agent, self.membership, self.meter = agent, membership, meter
         self.start, self.seed = start, seed
         self.tracked = Tracked()
+        self.at_track = AtTrack(self.tracked)
         self._exact = exact_reduction
         self.reducer = Reducer(exact=exact_reduction, marks=meter.sums)
         self._device_mesh: DeviceMesh | None = None
@@ -152,7 +154,9 @@ class Session:
         """Register objects, and load them from the checkpoint. Raises `Misuse`, `StateError`."""
         for name, thing in objects.items():
             self.tracked.add(name, thing)
+            self.at_track.note_parameters(name)
         self.tracked.require_known(objects)
+        self.at_track.note_groups(objects)
         if self.checkpoint:
             trees = self._tree()["objects"]
             with self.meter.charging("restore"):
@@ -164,7 +168,7 @@ class Session:
                     "values were converted, so the run is not continued bit for bit"
                 )
         begins = self.checkpoint is None and not self.start.join
-        self.tracked.note_tracked(objects, begins=begins)
+        self.at_track.note_values(objects, begins=begins)
 
     def track_local(self, objects: dict[str, Any]) -> None:
         """Like `track`, for state that belongs to this rank alone."""
@@ -193,9 +197,9 @@ class Session:
         spread.require_known(parameters, self._device_mesh, exact=self._exact)
         self.reducer.watch(list(parameters.values()))
         rewind.show_steps(self.tracked)
-        self.tracked.require_same_groups()
-        self.tracked.require_same_since_track()
-        self.tracked.require_same_parameters()
+        self.at_track.require_same_groups()
+        self.at_track.require_same_since_track()
+        self.at_track.require_same_parameters()
         self._frozen_at_start = self.tracked.list_frozen()
         self._modes_at_start = self.tracked.list_modes()
         if self.checkpoint:

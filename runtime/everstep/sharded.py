@@ -40,6 +40,11 @@ def is_sharded(value: Any) -> bool:
     return kind is not None and isinstance(value, kind)
 
 
+def has_sharded(module: torch.nn.Module) -> bool:
+    """Whether a parameter or buffer of the module is a DTensor."""
+    return any(map(is_sharded, [*module.parameters(), *module.buffers()]))
+
+
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """The local tensor of a DTensor; a plain tensor is returned as it is."""
     if not is_sharded(tensor):

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from everstep import digests, optimizer_state, parameter_names, registrations, state
+from everstep import optimizer_state, parameter_names, registrations, state
 from everstep.errors import Misuse, StateError
-from everstep.sharded import Like, is_sharded, local_of, version_of
+from everstep.sharded import Like, has_sharded, is_sharded, local_of
 from everstep_contract.layout import OWN
 
 ORDER = ("module", "tensor", "optimizer", "object")
@@ -59,22 +59,8 @@ class Tracked:
         self._by_key: dict[str, dict[str, torch.nn.Parameter]] = {}
         self._stay: dict[str, bool] = {}
         self._sharded: dict[str, bool] = {}
-        self._groups: dict[str, list[int]] = {}
-        """Optimizer → number of parameters in each of its groups when it was tracked."""
-        self._at_track: dict[str, dict[int, weakref.ref[torch.nn.Parameter]]] = {}
-        """Module → the parameters that it had when it was tracked, by their ids."""
-        self._versions_at_track: dict[int, int] = {}
-        """Id of a parameter → its version after it was tracked, and loaded if there was a checkpoint. Without
-        those whose first forward sets them (LazyLinear).
-        """
-        self._kinds_at_track: dict[int, tuple[torch.dtype, torch.device]] = {}
-        """Id of such a parameter → its dtype and device then, if the process begins a run."""
-        self._bits_at_track: dict[int, int] = {}
-        """Id of such a parameter → the sum of its bits then, if the process begins a run."""
         self._walked: tuple[int, list[tuple[str, torch.nn.Module, torch.nn.Module]]] = (-1, [])
         """`registrations.count` when the modules were last listed, and the list."""
-        self._registrations: int | None = None
-        """`registrations.count` when the parameters were last compared; None: training has not begun."""
 
     def add(self, name: str, thing: Any) -> None:
         if name in self.objects:
@@ -96,8 +82,6 @@ class Tracked:
                 "persistent=False"
             )
         self.objects[name] = (kind, thing)
-        if kind == "module":
-            self._at_track[name] = {id(p): weakref.ref(p) for p in thing.parameters()}
         self._parameters = self._small = None
         self._walked = (-1, [])
         self._by_key.clear()
@@ -112,10 +96,11 @@ class Tracked:
     def named_parameters(self) -> dict[str, torch.nn.Parameter]:
         """Every parameter of the tracked modules once, under its first name."""
         if self._parameters is None:
-            self._parameters = self._find_parameters()
+            self._parameters = self.find_parameters()
         return self._parameters
 
-    def _find_parameters(self) -> dict[str, torch.nn.Parameter]:
+    def find_parameters(self) -> dict[str, torch.nn.Parameter]:
+        """The same, as the modules hold them now: `named_parameters` lists them once, until more is tracked."""
         found: dict[int, tuple[str, torch.nn.Parameter]] = {}
         for name, module in self.of_kind("module"):
             own = dict(module.named_parameters())
@@ -141,120 +126,40 @@ class Tracked:
         for name in new:
             kind, thing = self.objects[name]
             if kind == "optimizer":
-                optimizer_state.list_names(name, thing, self._find_parameters())
-                self._groups[name] = [len(g["params"]) for g in thing.param_groups]
-
-    def require_same_groups(self) -> None:
-        """Raises `Misuse` if an optimizer has got or lost parameters since it was tracked."""
-        now = {n: [len(g["params"]) for g in o.param_groups] for n, o in self.of_kind("optimizer")}
-        if changed := [name for name in now if now[name] != self._groups.get(name)]:
-            raise Misuse(
-                f"{changed[0]}: the parameters that this optimizer holds changed after job.track "
-                "(add_param_group?). A rank that joins or restarts could not load its state, because the script makes "
-                "the optimizer without them. Give it all parameters before job.track. Freeze those that are to be "
-                "trained later: requires_grad_(step.number >= N) at each step"
-            )
-
-    def note_tracked(self, new: Collection[str], *, begins: bool) -> None:
-        """Record that the objects named in `new` are tracked, and loaded if there is a checkpoint.
-
-        Args:
-            begins: whether this process begins a run. Then what the parameters hold is recorded, too, because
-                neither a change through `.data` nor a conversion raises a version. What the script does to them
-                after this call, it does at each start.
-        """
-        for name in new:
-            kind, thing = self.objects[name]
-            parameters = list(thing.parameters()) if kind == "module" else []
-            parameters = [p for p in parameters if not torch.nn.parameter.is_lazy(p)]
-            self._versions_at_track |= {id(p): version_of(p) for p in parameters}
-            if begins:
-                self._kinds_at_track |= {id(p): (p.dtype, p.device) for p in parameters}
-                self._bits_at_track |= _sum_bits(parameters)
-
-    def require_same_since_track(self) -> None:
-        """Raises `Misuse` if a module has got parameters since it was tracked, or one of them has another
-        value, dtype or device, unless it was sharded since.
-        """
-        held = {id(parameter) for _, parameter in self._held_parameters()}
-        for name, module in self.of_kind("module"):
-            if _has_sharded(module):
-                continue
-            had = self._at_track[name]
-            for key, parameter in module.named_parameters():
-                if not _is_held(had, parameter):
-                    raise Misuse(
-                        f"{name}.{key}: the module got this parameter after job.track. A rank that restarts would load "
-                        "the checkpoint before, into what the module had then, so the trained values would be lost. "
-                        "Make all parameters before job.track"
-                    )
-                kind = parameter.dtype, parameter.device
-                if id(parameter) in held and kind != self._kinds_at_track.get(id(parameter), kind):
-                    raise Misuse(
-                        f"{name}.{key}: the script moved this parameter to another device, or gave it another dtype, "
-                        "after job.track. A rank that restarts would load the optimizer's state for the parameter as "
-                        "it was before. Call .to(job.device), .bfloat16() and the like before job.track"
-                    )
-                if self._has_changed(parameter):
-                    raise Misuse(
-                        f"{name}.{key}: the script changed this parameter between job.track and job.steps. A rank that "
-                        "restarts would load the checkpoint before and change it again, so the trained values would "
-                        "be lost. Initialise the model, and load weights into it, before job.track"
-                    )
-
-    def _has_changed(self, parameter: torch.nn.Parameter) -> bool:
-        """Whether the parameter has another value than when it was tracked."""
-        version = version_of(parameter)
-        if version != self._versions_at_track.get(id(parameter), version):
-            return True
-        kind = self._kinds_at_track.get(id(parameter))
-        if kind is not None and kind[0] != parameter.dtype:
-            return False  # converted, and no optimizer holds it: a restart converts it again
-        bits = self._bits_at_track.get(id(parameter))
-        return bits is not None and _sum_bits([parameter]) != {id(parameter): bits}
-
-    def require_same_parameters(self) -> None:
-        """Raises `Misuse` if a module has got parameters since the first call, or has one under another name."""
-        seen, self._registrations = self._registrations, registrations.count()
-        if seen in (None, self._registrations):
-            return
-        known = self.named_parameters()
-        if any(map(is_sharded, known.values())):
-            return  # FSDP2 shows other parameters while it holds them complete
-        found = self._find_parameters().items()
-        ids = set(map(id, known.values()))
-        new = [
-            name
-            for name, p in found
-            if (id(p) not in ids or name not in known) and isinstance(p, torch.nn.Parameter)
-        ]
-        if new:
-            raise Misuse(
-                f"{new[0]}: a tracked module got this parameter after job.steps had begun. Its gradients would not "
-                "be summed over the ranks, and a rank that joins or restarts could not load it, because the script "
-                "makes the module without it. Make all parameters before job.track. Freeze those that are to be "
-                "trained later: requires_grad_(step.number >= N) at each step. To prune, call prune.identity before "
-                "job.track, and change the mask after the loop over step.batches"
-            )
+                optimizer_state.list_names(name, thing, self.find_parameters())
 
     def find_not_finite(self) -> str:
         """Name of a parameter that holds NaN or infinity on this rank; empty: none does."""
         parameters = ((n, local_of(p)) for n, p in self.named_parameters().items())
         return next((n for n, p in parameters if not bool(torch.isfinite(p).all())), "")
 
+    def held_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Name and parameter of those that a tracked optimizer holds (all, if none is tracked), in the order of the
+        modules.
+        """
+        held = {
+            id(parameter)
+            for _, (_, thing) in self.objects.items()
+            for group in _groups(thing)
+            for parameter in group["params"]
+        }
+        for name, parameter in self.named_parameters().items():
+            if not held or id(parameter) in held:
+                yield name, parameter
+
     def trained_parameters(self) -> dict[str, torch.nn.Parameter]:
         """Parameters that require a gradient and that a tracked optimizer holds (all, if none is
         tracked), in the order of the modules.
         """
-        return {name: p for name, p in self._held_parameters() if p.requires_grad}
+        return {name: p for name, p in self.held_parameters() if p.requires_grad}
 
     def list_frozen(self) -> list[str]:
         """Names of the parameters that a tracked optimizer holds and that require no gradient now."""
-        return [name for name, p in self._held_parameters() if not p.requires_grad]
+        return [name for name, p in self.held_parameters() if not p.requires_grad]
 
     def freeze(self, names: Collection[str]) -> None:
         """Let these parameters require no gradient, and all others that a tracked optimizer holds require one."""
-        for name, parameter in self._held_parameters():
+        for name, parameter in self.held_parameters():
             if parameter.requires_grad == (name in names):
                 parameter.requires_grad_(name not in names)
 
@@ -287,17 +192,6 @@ class Tracked:
                 if path:
                     known[path] = module
                     yield f"{name}.{path}", module, known.get(path.rpartition(".")[0], root)
-
-    def _held_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        held = {
-            id(parameter)
-            for _, (_, thing) in self.objects.items()
-            for group in _groups(thing)
-            for parameter in group["params"]
-        }
-        for name, parameter in self.named_parameters().items():
-            if not held or id(parameter) in held:
-                yield name, parameter
 
     def persistent_buffers(self) -> dict[str, torch.Tensor]:
         """The buffers that a checkpoint holds, each once."""
@@ -388,7 +282,7 @@ class Tracked:
         """Whether the object is a module with DTensors."""
         if name not in self._sharded:
             kind, thing = self.objects[name]
-            self._sharded[name] = kind == "module" and _has_sharded(thing)
+            self._sharded[name] = kind == "module" and has_sharded(thing)
         return self._sharded[name]
 
     def load(
@@ -520,27 +414,6 @@ def _list_own(kind: str, thing: Any, tree: Any) -> dict[str, torch.Tensor]:
         if is_stored and isinstance(held, torch.Tensor) and not torch.nn.parameter.is_lazy(held):
             found[tag["$tensor"]] = held
     return found
-
-
-def _is_held(
-    held: Mapping[int, weakref.ref[torch.nn.Parameter]], parameter: torch.nn.Parameter
-) -> bool:
-    found = held.get(id(parameter))
-    return found is not None and found() is parameter
-
-
-def _sum_bits(parameters: Collection[torch.nn.Parameter]) -> dict[int, int]:
-    """Id → sum of the bits, for those that are plain tensors in memory."""
-    plain = [
-        p
-        for p in parameters
-        if type(p.data) is torch.Tensor and p.layout == torch.strided and not p.is_meta
-    ]
-    return dict(zip(map(id, plain), digests.sum_all(plain), strict=True))
-
-
-def _has_sharded(module: torch.nn.Module) -> bool:
-    return any(map(is_sharded, [*module.parameters(), *module.buffers()]))
 
 
 def _find_shared(name: str, kind: str, thing: Any) -> str:
