@@ -1,5 +1,6 @@
 """The sockets of this rank's groups. gloo gives none out, so those that appear while a group is formed
-are duplicated: to cut the group, to count its bytes, and to close them in forked children.
+are duplicated, unless other code opened them: to cut the group, to count its bytes, and to close
+them in forked children.
 """
 
 import gc
@@ -7,9 +8,11 @@ import os
 import socket
 import struct
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 _TCP_INFO = struct.Struct("=120x2Q")
 """The start of `struct tcp_info`, up to the bytes acknowledged and the bytes received (Linux 4.2 or newer)."""
+_TIMEVAL_BYTES = struct.calcsize("@2l")
 
 
 def open_sockets() -> dict[int, str]:
@@ -35,11 +38,10 @@ def list_new(before: Mapping[int, str], after: Mapping[int, str]) -> dict[int, s
 
 
 def own(found: Mapping[int, str]) -> list[socket.socket]:
-    """Duplicate the group's sockets. No forked child may keep them open after this process dies:
-    the peers would not notice its death.
+    """Duplicate the group's connections. No forked child may keep its sockets open after this process
+    dies: the peers would not notice its death.
     """
-    duplicates = [d for number, name in found.items() if (d := _duplicate(number, name))]
-    copies.update(found)
+    duplicates = [d for number, name in found.items() if (d := _take(number, name))]
     close_in_children(duplicates)
     return duplicates
 
@@ -49,12 +51,12 @@ def close_in_children(sockets: Iterable[socket.socket]) -> None:
     copies.update({s.fileno(): identify(s.fileno()) for s in sockets})
 
 
-def _duplicate(number: int, name: str) -> socket.socket | None:
-    """Duplicate a socket. None: gloo has closed it because a neighbour is lost, or it is the
-    listener, or it is none of gloo's.
+def _take(number: int, name: str) -> socket.socket | None:
+    """Duplicate a connection of the group. None: gloo has closed it because a neighbour is lost, or
+    it is no connection, or it is not the group's.
     """
     try:
-        os.set_inheritable(number, False)
+        inheritable = os.get_inheritable(number)
         copy = os.dup(number)
     except OSError:
         return None
@@ -62,15 +64,31 @@ def _duplicate(number: int, name: str) -> socket.socket | None:
         os.close(copy)
         return None
     duplicate = socket.socket(fileno=copy)
+    if not _is_foreign(duplicate, inheritable):
+        copies[number] = name
+        with suppress(OSError):
+            os.set_inheritable(number, False)
+        if _is_connection(duplicate):
+            return duplicate
+    duplicate.close()
+    return None
+
+
+def _is_foreign(one: socket.socket, inheritable: bool) -> bool:
+    """Whether the script or a library has opened this socket meanwhile. gloo's and NCCL's sockets are
+    inheritable. Python's are not, nor are those of most libraries. If gloo changes that, there is
+    still its time limit for sending, which Python never gives to the kernel.
+    """
+    limit = one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL_BYTES)
+    return not inheritable and not any(limit)
+
+
+def _is_connection(one: socket.socket) -> bool:
     # The script may have opened others meanwhile: to a data worker (unix), for metrics (UDP).
-    if duplicate.family == socket.AF_UNIX or duplicate.type != socket.SOCK_STREAM:
-        duplicate.close()
-        return None
+    if one.family == socket.AF_UNIX or one.type != socket.SOCK_STREAM:
+        return False
     # If gloo's listener were shut down, its accept would fail, and gloo would call std::terminate.
-    if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        duplicate.close()
-        return None
-    return duplicate
+    return not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
 
 
 copies: dict[int, str] = {}

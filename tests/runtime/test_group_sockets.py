@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from everstep import forming, group_sockets
+from runtime.test_forming import two_ranks
 
 
 def test_a_socket_that_got_the_number_of_a_closed_one_is_new() -> None:
@@ -21,6 +22,7 @@ def test_a_socket_that_got_the_number_of_a_closed_one_is_new() -> None:
 
 def test_a_connection_to_a_data_worker_that_started_meanwhile_is_not_the_groups() -> None:
     ours, theirs = socket.socketpair()
+    ours.set_inheritable(True)  # as gloo's are
     with ours, theirs:
         assert group_sockets.own({ours.fileno(): group_sockets.identify(ours.fileno())}) == []
         ours.send(b"!")
@@ -31,8 +33,52 @@ def test_a_connection_to_a_data_worker_that_started_meanwhile_is_not_the_groups(
 def test_a_socket_for_datagrams_is_not_the_groups() -> None:
     """Its bytes cannot be counted, so a group with it would never be found stuck."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as metrics:
+        metrics.set_inheritable(True)
         assert group_sockets.own({metrics.fileno(): group_sockets.identify(metrics.fileno())}) == []
     group_sockets.copies.clear()
+
+
+def test_a_connection_that_the_script_opens_meanwhile_is_not_the_groups() -> None:
+    before = group_sockets.open_sockets()
+    ours, theirs = a_connection()
+    with ours, theirs:
+        ranks = two_ranks()
+        found = group_sockets.list_new(before, group_sockets.open_sockets())
+        taken = group_sockets.own(found)
+        assert len(taken) == 2, "the ranks' ends of the connection between them"
+        for one in taken:
+            group_sockets.shut_down(one)
+        assert not ranks[0].wait([ranks[0].all_reduce(torch.ones(1))])
+        ours.sendall(b"!")
+        assert theirs.recv(1) == b"!"
+        assert ours.fileno() in found
+        assert ours.fileno() not in group_sockets.copies, "forked children close it"
+    for one in taken:
+        one.close()
+    group_sockets.copies.clear()
+
+
+def test_gloos_connections_have_a_time_limit_that_the_scripts_have_not() -> None:
+    """So they are the group's even if a later gloo closes its sockets on exec."""
+    before = group_sockets.open_sockets()
+    ours, theirs = a_connection()
+    with ours, theirs:
+        ranks = two_ranks()
+        found = group_sockets.list_new(before, group_sockets.open_sockets())
+        for number in found:
+            os.set_inheritable(number, False)
+        taken = group_sockets.own(found)
+        assert len(taken) == 2, "the ranks' ends of the connection between them"
+    for one in taken:
+        one.close()
+    del ranks
+    group_sockets.copies.clear()
+
+
+def a_connection() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        return ours, server.accept()[0]
 
 
 def test_a_forked_child_closes_the_groups_sockets_and_nothing_that_has_got_their_numbers(
