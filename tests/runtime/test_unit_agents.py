@@ -180,7 +180,8 @@ async def test_a_rank_of_the_only_unit_costs_the_steps_since_the_last_near_save(
     assert ledger == undisturbed
     assert [e.step for e in ledger] == list(range(1, NEAR_STEPS + 1))
     rescued = [c.step for c in log.commits if c.epoch == log.claims[0].epoch]
-    assert rescued and rescued[0] >= KEPT, "the near save must be committed when it is needed"
+    assert rescued, "the near save must be committed when it is needed"
+    assert rescued[0] >= KEPT
     assert [c.last_step for c in log.claims[1].chain] == [rescued[-1]]
     assert log.commits[-1].step == NEAR_STEPS
 
