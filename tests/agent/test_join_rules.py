@@ -120,6 +120,23 @@ def test_an_invited_spare_gives_way_to_no_pod_of_a_lower_slot_that_is_ready_late
     assert [m.slot for m in found] == [2, 5]
 
 
+def test_a_late_newcomer_holds_no_place_until_enough_others_are_ready():
+    epoch = an_epoch(2)
+    late = invite(epoch, [waiting(2)], 1)
+    epoch = replace(epoch, joining=late)
+    reports = [waiting(2, fresh=()), waiting(3), waiting(4)]
+
+    def slots(missing: int) -> list[int]:
+        ready = join_rules.list_ready(epoch, reports)
+        found = join_rules.plan_invitation(epoch, ready, missing=missing, late=late)
+        return [m.slot for m in found]
+
+    assert (slots(0), slots(1), slots(2)) == ([], [2, 3], [2, 3, 4])
+    epoch = replace(epoch, joining=(*late, *invite(epoch, reports[1:], 2)))
+    reports = [waiting(2, fresh=()), waiting(3, fresh=()), waiting(4, fresh=(), prepared=(3,))]
+    assert (slots(1), slots(2)) == ([4], [2, 3, 4])
+
+
 def test_who_was_invited_and_has_lost_its_workers_is_invited_anew_with_the_next():
     epoch = an_epoch(2, joining=joining(2))
     assert invite(epoch, [waiting(2, fresh=(), ended=ended(3))], 1) == ()

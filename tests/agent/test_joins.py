@@ -70,6 +70,60 @@ async def test_newcomers_that_are_all_ready_join_at_once(term: Term) -> None:
     await term.close()
 
 
+async def test_another_spare_gets_ready_beside_one_that_is_late_and_the_first_that_is_ready_joins(
+    term: Term,
+) -> None:
+    """A script that hangs would otherwise keep the job small for `startupSeconds`."""
+    term.change(term.state.want(wanting(3)))
+    watch, late = Watch.start(term.now()), 1 + invitations.LATE_SECONDS
+    turn(term, watch, 1, newcomer(2), newcomer(3), newcomer(4))
+    turn(term, watch, late - 0.5)
+    assert invited(term) == [2]
+    turn(term, watch, late + 0.5)
+    assert invited(term) == [2, 3]
+    assert "slot 2" in term.state.notes[-1]
+    assert not turn(term, watch, late + 5, newcomer(3, prepared=(3,)))
+    assert turn(term, watch, late + 6)
+    assert invited(term) == [3]
+    await term.close()
+
+
+async def test_a_late_newcomer_that_is_ready_first_joins_after_all(term: Term) -> None:
+    term.change(term.state.want(wanting(3)))
+    watch, late = Watch.start(term.now()), 1 + invitations.LATE_SECONDS
+    turn(term, watch, 1, newcomer(4))
+    turn(term, watch, late + 0.5, newcomer(3))
+    assert invited(term) == [3, 4]
+    turn(term, watch, late + 1, newcomer(4, prepared=(3,)))
+    assert turn(term, watch, late + 2)
+    assert invited(term) == [4]
+    await term.close()
+
+
+async def test_a_newcomer_is_late_after_twice_as_long_as_the_last_one_took(term: Term) -> None:
+    watch = Watch.start(term.now())
+    turn(term, watch, 1, newcomer(2))
+    turn(term, watch, 101, newcomer(2, prepared=(3,)))
+    term.change(term.state.disarm().invite(()))
+    watch = watch.renew(watch.began)
+    term.change(term.state.want(wanting(3)))
+    turn(term, watch, 200, newcomer(2), newcomer(3))
+    turn(term, watch, 399)
+    assert invited(term) == [2]
+    turn(term, watch, 401)
+    assert invited(term) == [2, 3]
+    await term.close()
+
+
+async def test_a_late_newcomer_goes_on_if_nobody_can_take_its_place(term: Term) -> None:
+    watch = Watch.start(term.now())
+    turn(term, watch, 1, newcomer(2))
+    turn(term, watch, 500)
+    assert invited(term) == [2]
+    assert not term.state.notes
+    await term.close()
+
+
 @pytest.mark.parametrize(("until", "joins"), [(6, True), (5, False)])
 async def test_newcomers_join_at_no_boundary_after_the_last_step(
     term: Term, until: int, joins: bool

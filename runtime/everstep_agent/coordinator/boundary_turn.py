@@ -112,7 +112,7 @@ def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) 
 
 def _can_join_now(term: Term, watch: Watch, ready: Sequence[AgentReport], now: float) -> bool:
     """Invite newcomers. Returns whether the next boundary can be the one at which they join."""
-    invited = invitations.invite_missing(term, ready)
+    invited = invitations.invite_missing(term, watch, ready, now)
     if not invitations.may_claim_soon(term):
         return False
     return invited or invitations.leave_out_late(term, watch, now)
@@ -154,7 +154,7 @@ def _invite_meanwhile(term: Term, watch: Watch, now: float) -> None:
     """
     ready = invitations.list_ready(term) if _all_answer(term) else []
     if ready and _choose_purpose(term, watch, ready, now) == (True, "Grow"):
-        invitations.invite_missing(term, ready)
+        invitations.invite_missing(term, watch, ready, now)
 
 
 def _stay(term: Term, watch: Watch, boundary: Boundary, workers: Sequence[WorkerReport]) -> bool:

@@ -6,9 +6,10 @@ from everstep_agent.coordinator import join_rules, rounds
 from everstep_agent.coordinator.term import Term
 from everstep_agent.coordinator.watch import Watch
 from everstep_agent.peers.agent_report import AgentReport
+from everstep_agent.peers.epoch_level import EpochMember
 
 LATE_SECONDS = 30.0
-"""How long newcomers that are ready to join wait at least for others that are invited with them."""
+"""How long newcomers have at least to get ready, and others that are ready wait for them."""
 
 
 def list_ready(term: Term) -> list[AgentReport]:
@@ -23,22 +24,55 @@ def list_coming(term: Term, ready: Sequence[AgentReport]) -> frozenset[int]:
     return frozenset(r.slot for r in outside if not (r.device_deaths or r.stuck or r.failure))
 
 
-def invite_missing(term: Term, ready: Sequence[AgentReport]) -> bool:
-    return invite(term, ready, term.wanted.want_workers - len(term.running.members))
+def invite_missing(term: Term, watch: Watch, ready: Sequence[AgentReport], now: float) -> bool:
+    missing = term.wanted.want_workers - len(term.running.members)
+    return invite(term, watch, ready, missing, now)
 
 
-def invite(term: Term, ready: Sequence[AgentReport], missing: int) -> bool:
+def invite(
+    term: Term, watch: Watch, ready: Sequence[AgentReport], missing: int, now: float
+) -> bool:
     """Invite newcomers. Returns whether they are ready to join the running epoch. `missing`: how
     many other pods are wanted.
     """
     epoch = term.running
+    prepared = join_rules.list_prepared(epoch, term.recent())
+    watch.note_prepared(prepared, now)
+    late = [m for m in watch.list_late(prepared, now) if epoch.member(*m.id) is None]
     joining = join_rules.plan_invitation(
-        epoch, ready, missing=max(0, missing), coming=list_coming(term, ready)
+        epoch, ready, missing=max(0, missing), coming=list_coming(term, ready), late=late
     )
+    watch.note_invited(joining, now, LATE_SECONDS)
     if joining != epoch.joining:
+        _say_late(term, watch, [m for m in late if m in joining], joining, now)
         term.change(term.state.invite(joining))
         return False
     return join_rules.are_prepared(joining, term.recent())
+
+
+def _say_late(
+    term: Term,
+    watch: Watch,
+    late: Sequence[EpochMember],
+    joining: Sequence[EpochMember],
+    now: float,
+) -> None:
+    """Say which pods get ready because others are late."""
+    epoch = term.running
+    new = [m for m in joining if m not in epoch.joining and epoch.member(*m.id) is None]
+    if not (late and new):
+        return
+    waited = max(now - watch.invited[m].at for m in late)
+    text = (
+        f"slot {_name(late)} has not got ready to join for {waited:.0f} s, so slot {_name(new)} gets ready, too; those "
+        f"that are ready first join. If slot {_name(late)} is usually faster, check its log, its GPU and its node"
+    )
+    term.line.say("newcomers_late", slots=_name(late), message=text)
+    term.change(term.state.note(text))
+
+
+def _name(newcomers: Sequence[EpochMember]) -> str:
+    return ", ".join(str(m.slot) for m in newcomers)
 
 
 def leave_out_late(term: Term, watch: Watch, now: float) -> bool:
@@ -48,15 +82,14 @@ def leave_out_late(term: Term, watch: Watch, now: float) -> bool:
     """
     epoch = term.running
     prepared = join_rules.list_prepared(epoch, term.recent())
-    watch.note_invited(invited=bool(epoch.joining), prepared=bool(prepared), now=now)
-    if watch.invited_at is None or watch.prepared_at is None:
+    late = [m for m in epoch.joining if m not in prepared]
+    if not (prepared and late) or watch.prepared_at is None:
         return False
-    took, waited = watch.prepared_at - watch.invited_at, now - watch.prepared_at
-    if waited < max(LATE_SECONDS, took):
+    waited = now - watch.prepared_at
+    if waited < max(LATE_SECONDS, watch.took):
         return False
-    late = ",".join(str(m.slot) for m in epoch.joining if m not in prepared)
     text = f"the others have been ready for {waited:.0f} s and join now; these join later"
-    term.line.say("newcomers_late", slots=late, message=text)
+    term.line.say("newcomers_late", slots=_name(late), message=text)
     term.change(term.state.invite(prepared))
     return True
 

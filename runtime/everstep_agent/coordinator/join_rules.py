@@ -56,23 +56,42 @@ def plan_invitation(
     *,
     missing: int,
     coming: Collection[int] = (),
+    late: Collection[EpochMember] = (),
 ) -> tuple[EpochMember, ...]:
     """The workers to invite: all that replace lost ranks of members, and those of `missing` other
     pods. Invited pods stay so, then the lowest slots are next. Pods that form a unit follow each other.
 
     Args:
         coming: as in `list_blocks`.
+        late: invited pods that should be ready to join by now.
     """
     lives = {r.id: _choose_lives(r, epoch.joining) for r in ready if epoch.member(*r.id)}
     returning = [(to_member(r, lives[r.id]),) for r in ready if lives.get(r.id)]
     together = epoch.slots_together
     able = [r for r in ready if r.in_place or is_invited(r, epoch.joining)]
-    others = list_blocks(epoch, able, coming)[: missing // together]
+    others = _choose_blocks(
+        list_blocks(epoch, able, coming), missing // together, list_prepared(epoch, ready), late
+    )
     return tuple(m for block in sorted([*returning, *others], key=_lowest) for m in block)
 
 
 Block = tuple[EpochMember, ...]
 """Pods that join together: those of a unit, or one that holds whole units."""
+
+
+def _choose_blocks(
+    blocks: Sequence[Block],
+    count: int,
+    prepared: Collection[EpochMember],
+    late: Collection[EpochMember],
+) -> list[Block]:
+    """`count` blocks, those that are ready to join first. Late blocks hold no place, but stay invited until
+    `count` others are ready.
+    """
+    ready = [b for b in blocks if all(m in prepared for m in b)]
+    slow = [b for b in blocks if any(m in late for m in b)]
+    rest = [b for b in blocks if b not in ready and b not in slow]
+    return [*[*ready, *rest][:count], *(slow if len(ready) < count else ())]
 
 
 def list_blocks(

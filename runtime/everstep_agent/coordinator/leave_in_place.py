@@ -86,7 +86,7 @@ def _let_leave(
         watch.leave_since, watch.leave_saved_at = now, None
         watch.move = planned_moves.build_move(term, purpose, term.recent())
     planned_moves.open_move(term, watch)
-    replaced = not term.running.leaving and _replace(term, leaving, ready)
+    replaced = not term.running.leaving and _replace(term, watch, leaving, ready, now)
     if watch.may_leave_at is None:
         limit = _limit_wait(term, leaving)
         if not (_is_committed(term, watch.leave_at) or now - watch.leave_since >= limit):
@@ -150,10 +150,16 @@ def _is_save_due(term: Term, watch: Watch, step: int, now: float) -> bool:
     return watch.leave_saved_at is None or now - watch.leave_saved_at >= SAVE_AGAIN_SECONDS
 
 
-def _replace(term: Term, leaving: Sequence[Id], ready: Sequence[AgentReport]) -> bool:
+def _replace(
+    term: Term,
+    watch: Watch,
+    leaving: Sequence[Id],
+    ready: Sequence[AgentReport],
+    now: float,
+) -> bool:
     """Invite pods to take the places of `leaving`. Returns whether these are ready to join."""
     staying = len(term.running.members) - len(leaving)
-    return invitations.invite(term, ready, term.wanted.want_workers - staying)
+    return invitations.invite(term, watch, ready, term.wanted.want_workers - staying, now)
 
 
 def _awaits_replacement(term: Term, watch: Watch, now: float) -> bool:

@@ -1,9 +1,11 @@
 """What the training loop keeps between two turns of a running epoch."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from everstep_agent.coordinator.incidents import Cause
 from everstep_agent.coordinator.near_saves import NearSaves
+from everstep_agent.peers.epoch_level import EpochMember
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,6 +15,15 @@ class Move:
     cause: Cause
     id: str
     """Empty: choose an id as for any incident."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invited:
+    """Times of an invited newcomer."""
+
+    at: float
+    late_at: float
+    """From when on it is late if it is not ready to join."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,10 +44,11 @@ class Watch:
     """When the present boundary was armed."""
     ready_at: float | None = None
     """Since when a pod has been ready to join; None: no pod is."""
-    invited_at: float | None = None
-    """Since when newcomers have been invited; None: none are."""
+    invited: dict[EpochMember, Invited] = field(default_factory=dict)
     prepared_at: float | None = None
-    """Since when some of them have been ready to join, while others are not; None: none has."""
+    """Since when some of them have been ready to join; None: none is."""
+    took: float = 0.0
+    """How long the last newcomer that was ready first had taken."""
     furthest: int = -1
     raises: int = 0
     purpose: str = ""
@@ -70,6 +82,7 @@ class Watch:
             save_at=self.save_at,
             dropped_at=self.dropped_at,
             short_since=self.short_since,
+            took=self.took,
             pin_at=self.pin_at,
             near=self.near.renew(),
         )
@@ -82,10 +95,24 @@ class Watch:
             self.short_since = now
         return 0.0 if self.short_since is None else now - self.short_since
 
-    def note_invited(self, *, invited: bool, prepared: bool, now: float) -> None:
-        """Note whether newcomers are invited, and whether some of them are ready to join."""
-        self.invited_at = (self.invited_at or now) if invited else None
-        self.prepared_at = (self.prepared_at or now) if prepared else None
+    def note_invited(self, joining: Sequence[EpochMember], now: float, least: float) -> None:
+        """Note who is invited. A newcomer is late after twice as long as the last one took, and not
+        before `least` seconds.
+        """
+        new = Invited(at=now, late_at=now + max(least, 2 * self.took))
+        self.invited = {m: self.invited.get(m, new) for m in joining}
+
+    def note_prepared(self, prepared: Sequence[EpochMember], now: float) -> None:
+        """Note which of those that are invited are ready to join."""
+        if not prepared:
+            self.prepared_at = None
+        elif self.prepared_at is None:
+            since = [self.invited[m].at for m in prepared if m in self.invited]
+            self.prepared_at, self.took = now, now - min(since, default=now)
+
+    def list_late(self, prepared: Sequence[EpochMember], now: float) -> list[EpochMember]:
+        """Those that are invited and late."""
+        return [m for m, i in self.invited.items() if m not in prepared and now >= i.late_at]
 
     def idle(self, furthest: int, now: float) -> float:
         """Seconds since any rank's step last advanced."""
