@@ -11,6 +11,7 @@ from everstep_agent.coordinator.term import Term
 from everstep_agent.coordinator.watch import Watch
 from everstep_agent.peers.agent_report import AgentReport
 from everstep_agent.peers.epoch_level import Boundary
+from everstep_contract.units import Mesh
 
 EPOCH = an_epoch(2)
 WORKERS = [a_worker(), a_worker()]
@@ -143,4 +144,17 @@ async def test_a_boundary_that_was_raised_beyond_the_last_step_is_dropped(term: 
     assert turn(term, watch, 1, until=7)
     assert not turn(term, watch, 2, until=6)
     assert term.running.boundary is None
+    await term.close()
+
+
+async def test_pods_form_a_unit_without_a_neighbour_that_does_not_get_ready() -> None:
+    term = a_term(wanting(4), in_place=1)
+    term.change(term.state.begin_epoch(an_epoch(2, mesh=Mesh(shard=2))))
+    watch, limit = Watch.start(term.now()), term.settings.gang_seconds
+    turn(term, watch, 1, newcomer(2), newcomer(4), newcomer(3, fresh=()))
+    turn(term, watch, limit)
+    assert invited(term) == []
+    watch = watch.renew(watch.began)
+    turn(term, watch, limit + 2)
+    assert invited(term) == [2, 4]
     await term.close()

@@ -132,7 +132,7 @@ def _choose_purpose(
     others = join_rules.list_others(epoch, ready)
     in_place = bool(term.settings.in_place) and join_rules.can_join(epoch, recent)
     whole = epoch.slots_together * len(
-        join_rules.list_blocks(epoch, ready, invitations.list_coming(term, ready))
+        join_rules.list_blocks(epoch, ready, invitations.list_coming(term, watch, ready, now))
     )
     watch.ready_at = (watch.ready_at or now) if whole else None
     purpose = boundaries.why_stay(

@@ -16,12 +16,19 @@ def list_ready(term: Term) -> list[AgentReport]:
     return join_rules.list_ready(term.running, rounds.list_eligible(term.recent(), term.wanted))
 
 
-def list_coming(term: Term, ready: Sequence[AgentReport]) -> frozenset[int]:
-    """Slots whose pods are alive, are in no epoch, and will be ready soon."""
+def list_coming(
+    term: Term, watch: Watch, ready: Sequence[AgentReport], now: float
+) -> frozenset[int]:
+    """Slots whose pods are alive, are in no epoch, and will be ready soon: nobody waits for one longer than
+    `gang_seconds`. Notes in `watch` since when each is expected.
+    """
     epoch, known = term.running, {r.id for r in ready}
     eligible = rounds.list_eligible(term.recent(), term.wanted)
     outside = (r for r in eligible if r.id not in known and epoch.member(*r.id) is None)
-    return frozenset(r.slot for r in outside if not (r.device_deaths or r.stuck or r.failure))
+    able = [r.slot for r in outside if not (r.device_deaths or r.stuck or r.failure)]
+    watch.coming = {slot: watch.coming.get(slot, now) for slot in able}
+    limit = term.settings.gang_seconds
+    return frozenset(slot for slot, since in watch.coming.items() if now - since < limit)
 
 
 def invite_missing(term: Term, watch: Watch, ready: Sequence[AgentReport], now: float) -> bool:
@@ -40,7 +47,11 @@ def invite(
     watch.note_prepared(prepared, now)
     late = [m for m in watch.list_late(prepared, now) if epoch.member(*m.id) is None]
     joining = join_rules.plan_invitation(
-        epoch, ready, missing=max(0, missing), coming=list_coming(term, ready), late=late
+        epoch,
+        ready,
+        missing=max(0, missing),
+        coming=list_coming(term, watch, ready, now),
+        late=late,
     )
     watch.note_invited(joining, now, LATE_SECONDS)
     if joining != epoch.joining:

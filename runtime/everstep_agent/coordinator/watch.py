@@ -44,6 +44,8 @@ class Watch:
     """When the present boundary was armed."""
     ready_at: float | None = None
     """Since when a pod has been ready to join; None: no pod is."""
+    coming: dict[int, float] = field(default_factory=dict)
+    """Slots whose pods are alive and not ready yet → since when."""
     invited: dict[EpochMember, Invited] = field(default_factory=dict)
     prepared_at: float | None = None
     """Since when some of them have been ready to join; None: none is."""
@@ -82,6 +84,7 @@ class Watch:
             save_at=self.save_at,
             dropped_at=self.dropped_at,
             short_since=self.short_since,
+            coming=self.coming,
             took=self.took,
             pin_at=self.pin_at,
             near=self.near.renew(),
