@@ -52,7 +52,7 @@ def test_a_connection_that_the_script_opens_meanwhile_is_not_the_groups() -> Non
         ours.sendall(b"!")
         assert theirs.recv(1) == b"!"
         assert ours.fileno() in found
-        assert ours.fileno() not in group_sockets.copies, "forked children close it"
+        assert ours.fileno() not in group_sockets.copies, "forked children would close it"
     for one in taken:
         one.close()
     group_sockets.copies.clear()

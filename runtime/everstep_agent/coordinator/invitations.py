@@ -75,7 +75,7 @@ def _say_late(
         return
     waited = max(now - watch.invited[m].at for m in late)
     text = (
-        f"slot {_name(late)} has not got ready to join for {waited:.0f} s, so slot {_name(new)} gets ready, too; those "
+        f"slot {_name(late)} is not ready to join after {waited:.0f} s, so slot {_name(new)} gets ready, too; those "
         f"that are ready first join. If slot {_name(late)} is usually faster, check its log, its GPU and its node"
     )
     term.line.say("newcomers_late", slots=_name(late), message=text)
