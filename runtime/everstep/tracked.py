@@ -31,6 +31,11 @@ def kind_of(name: str, thing: Any) -> str:
             f"track({name}=…): {type(thing).__name__} reduces gradients itself; leave it out, track the model that it "
             "wraps, and compute with that"
         )
+    if isinstance(thing, type):
+        raise Misuse(
+            f"track({name}=…): {thing.__name__} is a class; track an instance of it, as in "
+            f"{name}={thing.__name__}(…)"
+        )
     if isinstance(thing, torch.nn.Module):
         return "module"
     if isinstance(thing, torch.optim.Optimizer):

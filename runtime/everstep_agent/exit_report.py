@@ -36,9 +36,10 @@ def decide_left(published: Levels | None, slot: int, attempt: int) -> report.Exi
     found = next((x for x in left if (x.slot, x.attempt) == (slot, attempt)), None)
     if found is None:
         return None
+    committed = f"the checkpoint of step {found.step} is committed"
     return report.ExitReport(
         cause=report.Cause.LEFT,
-        message=f"left; the checkpoint of step {found.step} is committed",
+        message=f"left; {committed if found.step else 'no checkpoint is committed yet'}",
         epoch=found.epoch,
         step=found.step,
     )

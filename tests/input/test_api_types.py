@@ -68,6 +68,7 @@ WRONG: dict[str, tuple[Callable[[Trial], Any], str]] = {
     ),
     "tracking a number": (lambda t: t.job.track(lr=0.1), "a float has no state_dict"),
     "tracking a list": (lambda t: t.job.track(models=[t.model]), "a list has no state_dict"),
+    "tracking a class": (lambda t: t.job.track(net=torch.nn.Linear), "Linear is a class; track an instance"),
     "tracking nothing": (lambda t: t.job.track(ema=None), "a NoneType has no state_dict"),
 }  # fmt: skip
 
