@@ -232,7 +232,7 @@ class Agent:
         grace = max(1.0, self.settings.grace_seconds - MARGIN_SECONDS)
         self._leave_by = time.monotonic() + grace
         self.line.say("leaving", reason="SIGTERM", within_s=round(grace))
-        self.pod.leave(grace)
+        self.pod.leave(self._leave_by)
 
     def _end(self, found: report.ExitReport) -> None:
         if self._ended is not None and not self._ended.done():

@@ -242,17 +242,6 @@ async def test_a_member_whose_save_cannot_be_committed_leaves_without_it() -> No
     assert "slot 1 leaves without a checkpoint" in term.state.notes[-1]
 
 
-async def test_a_pod_leaves_before_its_notice_ends_although_its_save_cannot_be_committed() -> None:
-    term, watch, workers = start_to_leave()
-    term.take(replace(stepping(1), in_place=True, leaving=True, notice=7.0))
-    term.change(term.state.disarm())
-    boundary_turn.settle(term, watch, workers, 1.0 + 4.9)
-    assert term.running.leaving == ()
-    boundary_turn.settle(term, watch, workers, 1.0 + 7.0 - leave_in_place.LEAVE_SECONDS)
-    assert term.running.leaving == ((1, 0, 1),)
-    assert "none was committed within 5 s" in term.state.notes[-1]
-
-
 async def test_a_leave_that_is_withdrawn_before_its_save_leaves_no_open_incident() -> None:
     """Otherwise the next loss, perhaps days later, would be reported as this one."""
     term, watch, workers = start_to_leave()

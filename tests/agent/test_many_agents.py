@@ -86,7 +86,12 @@ def test_a_report_that_says_only_how_far_training_has_come_wakes_nobody() -> Non
     later = stepping(0, applied=6, phase=2, waiting=True, waited=0.1, slowed=0.2)
     known.take(replace(later, seconds={"step": 3.0}), 0.3)
     assert not known.changed.is_set()
-    known.take(stepping(0, applied=6, state=State.DEAD, why="killed"), 0.4)
+    leaving = replace(stepping(0, applied=6), leaving=True, notice=5.0)
+    known.take(leaving, 0.4)
+    known.changed.clear()
+    known.take(replace(leaving, notice=4.9), 0.5)
+    assert not known.changed.is_set(), "a notice runs out with the time"
+    known.take(stepping(0, applied=6, state=State.DEAD, why="killed"), 0.6)
     assert known.changed.is_set(), "a death must wake the coordinator"
 
 

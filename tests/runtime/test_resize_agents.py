@@ -2,6 +2,7 @@
 rank restarts.
 """
 
+import asyncio
 import os
 import signal
 import time
@@ -16,9 +17,11 @@ from torch import nn
 
 from agent.gang import Gang, assert_exact
 from everstep import Job, run, transfer
+from everstep_agent.agent import MARGIN_SECONDS
 from everstep_agent.coordinator import due_saves, last_save, leave_in_place, saves, transfer_rules
 from everstep_agent.peers.epoch_level import EpochLevel
 from everstep_agent.pod import refusals, spawn
+from everstep_agent.storage.retrying import Retrying
 from everstep_contract import levels, report
 from runtime.test_ranks import a_dataset, a_model
 from runtime.test_regroup_agents import a_script
@@ -342,6 +345,37 @@ async def test_pods_that_get_sigterm_leave_and_the_others_go_on(
         assert list_pids(gang, others) == stay
         claims = await finish(gang)
         assert {cause for cause, _ in claims[1:]} == {"Leave", "Grow"}
+
+
+@pytest.mark.parametrize(
+    "leaver", [0, pytest.param(2, marks=LONG)], ids=["the coordinator's", "another pod"]
+)
+async def test_a_pod_leaves_beside_an_armed_boundary_before_its_notice_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaver: int
+) -> None:
+    """The store takes no chunks, and the boundary of the last save is over only after three steps."""
+    pause, notice, takes, put = 1.3, 2.5, asyncio.Event(), Retrying.put
+
+    async def wait(store: Retrying, key: str, body: bytes) -> None:
+        if key.startswith("chunks/"):
+            await takes.wait()
+        await put(store, key, body)
+
+    monkeypatch.setattr(Retrying, "put", wait)
+    script = partial(a_script, until=10**6, before=lambda step: time.sleep(pause))
+    spawner = spawn.ForkSpawner(lambda: run(script, seed=2))
+    monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
+    others = [slot for slot in range(3) if slot != leaver]
+    grace = notice + MARGIN_SECONDS
+    async with Gang(tmp_path, 3, in_place=1, hang_seconds=60.0, grace_seconds=grace) as gang:
+        await gang.until(lambda s: s.step >= 1, 60.0)
+        stay = list_pids(gang, others)
+        gang.agents[leaver].leave()
+        await until_left(gang, leaver)
+        await until_slots(gang, *others)
+        assert list_pids(gang, others) == stay
+        takes.set()
+        assert await finish(gang) == [("Start", 3), ("Leave", 2)]
 
 
 @pytest.mark.parametrize("joins", [False, pytest.param(True, marks=pytest.mark.long)])

@@ -37,6 +37,8 @@ def settle(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float
         arming.disarm(term, watch, boundary, now)
         return False
     planned_moves.open_move(term, watch)
+    if not boundary.stay:
+        _leave_at_once(term, watch, workers, now)
     if not (boundary.stay or boundary.hold):
         _invite_meanwhile(term, watch, now)
     moved = boundaries.advance(boundary, epoch.members, term.recent(), raises=watch.raises)
@@ -146,6 +148,15 @@ def _choose_purpose(
         gang=0.0 if in_place else term.settings.gang_seconds,
     )
     return in_place, purpose or boundaries.why_renew(term.wanted, epoch)
+
+
+def _leave_at_once(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) -> None:
+    """Let pods leave whose notice is over before the boundary is."""
+    if not leave_in_place.is_notice_over(term, leave_in_place.list_leaving(term)):
+        return
+    in_place, purpose = _choose_purpose(term, watch, invitations.list_ready(term), now)
+    if in_place:
+        leave_in_place.leave_at_once(term, watch, workers, purpose, now)
 
 
 def _invite_meanwhile(term: Term, watch: Watch, now: float) -> None:

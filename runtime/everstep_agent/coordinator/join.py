@@ -104,9 +104,12 @@ def _list_failing_mates(
 
 
 def _is_called_away(term: Term, leaving: Collection[Id]) -> bool:
-    """Whether to stop waiting for newcomers: the job is to stop, or another member has to leave."""
+    """Whether to stop waiting for newcomers: the job is to stop, another member has to leave, or the notice of
+    a leaving one is over.
+    """
     asked = {*leave_in_place.list_leaving(term)} - {*leaving}
-    return bool(asked) or term.wanted.stop is not levels.Stop.NONE
+    late = leave_in_place.is_notice_over(term, leaving)
+    return bool(asked) or late or term.wanted.stop is not levels.Stop.NONE
 
 
 def _say_not_joined(term: Term, rest: Sequence[EpochMember], failed: Mapping[Id, str]) -> None:

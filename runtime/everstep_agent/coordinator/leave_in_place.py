@@ -1,6 +1,6 @@
 """Members leave a running epoch while the others continue."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from everstep_agent.coordinator import (
     boundaries,
@@ -20,8 +20,8 @@ from everstep_contract import levels
 SAVE_AGAIN_SECONDS = 5.0
 """Pause between two saves for members that leave, if the first one was not committed."""
 LEAVE_SECONDS = 2.0
-"""How long before the end of its notice a pod is to leave at the latest. If it ended by itself, it would
-be a lost pod, and the others could not step before their claim is in the log.
+"""How long before the end of its notice a pod is to leave at the latest; its notice then counts as over. If it
+ended by itself, it would be a lost pod, and the others could not step before their claim is in the log.
 """
 REPLACEMENT_SECONDS = 10.0
 """How long a member that may leave waits until the pod that takes its place is ready. Nobody waits
@@ -61,15 +61,41 @@ def leave(
     others continue as after a loss. If other pods are ready to take the leaving members' places,
     they join at the same time.
     """
-    if purpose not in ("Leave", "Shrink") or regroup.why_not_wanted(term):
-        return False
     leaving = list_leaving(term)
-    if len(leaving) == len(term.running.members):
+    if not _can_leave(term, purpose, leaving):
         return False
     if leaving:
         _let_leave(term, watch, workers, purpose, ready, now)
     # Else only the coordinator's own pod leaves, which is no member: `note_left` makes it hand over.
     return True
+
+
+def leave_at_once(
+    term: Term, watch: Watch, workers: Sequence[WorkerReport], purpose: str, now: float
+) -> None:
+    """Let members leave without any further wait, even beside an armed boundary: the others are taken off it,
+    as after a loss.
+    """
+    leaving = list_leaving(term)
+    if not _can_leave(term, purpose, leaving):
+        return
+    step = _ask(term, watch, workers, purpose, now)
+    _allow(term, watch, leaving, step, now)
+    _end(term, leaving)
+
+
+def is_notice_over(term: Term, leaving: Collection[Id]) -> bool:
+    """Whether one of these members has to leave now, whatever it waits for: its notice has become too short."""
+    ids = {*leaving}
+    told = ((r, age) for r, age in term.reports.aged(term.now()) if r.leaving and r.id in ids)
+    return any(r.notice is not None and r.notice - age <= LEAVE_SECONDS for r, age in told)
+
+
+def _can_leave(term: Term, purpose: str, leaving: Sequence[Id]) -> bool:
+    """Whether these members can leave while others continue."""
+    if purpose not in ("Leave", "Shrink") or regroup.why_not_wanted(term):
+        return False
+    return len(leaving) < len(term.running.members)
 
 
 def _let_leave(
@@ -81,38 +107,62 @@ def _let_leave(
     now: float,
 ) -> None:
     leaving = list_leaving(term)
+    step = _ask(term, watch, workers, purpose, now)
+    replaced = not term.running.leaving and _replace(term, watch, leaving, ready, now)
+    if watch.may_leave_at is None:
+        if not (_is_committed(term, step) or _is_drain_over(term, watch, leaving, now)):
+            ahead = has_boundary_ahead(term, workers)
+            if ahead and _is_save_due(term, watch, step, now):
+                watch.leave_saved_at = now
+                arm(term, watch, workers, "", now)
+            return
+        _allow(term, watch, leaving, step, now)
+    joins = replaced and not is_notice_over(term, leaving)
+    if joins and invitations.may_claim_soon(term) and has_boundary_ahead(term, workers):
+        arm(term, watch, workers, purpose, now, hold=True)
+    elif not (
+        _awaits_replacement(term, watch, now)
+        or _avoids_a_restart(term, watch, workers, leaving, now)
+    ):
+        _end(term, leaving)
+
+
+def _ask(
+    term: Term, watch: Watch, workers: Sequence[WorkerReport], purpose: str, now: float
+) -> int:
+    """Note that members are asked to leave, and open the incident. Returns the furthest worker's step when they
+    were asked.
+    """
     if watch.leave_at is None:
         watch.leave_at = max((w.applied for w in workers), default=0)
         watch.leave_since, watch.leave_saved_at = now, None
         watch.move = planned_moves.build_move(term, purpose, term.recent())
     planned_moves.open_move(term, watch)
-    replaced = not term.running.leaving and _replace(term, watch, leaving, ready, now)
-    if watch.may_leave_at is None:
-        limit = _limit_wait(term, leaving)
-        if not (_is_committed(term, watch.leave_at) or now - watch.leave_since >= limit):
-            ahead = has_boundary_ahead(term, workers)
-            if ahead and _is_save_due(term, watch, watch.leave_at, now):
-                watch.leave_saved_at = now
-                arm(term, watch, workers, "", now)
-            return
-        watch.may_leave_at = now
-        if not _is_committed(term, watch.leave_at):
-            _say_unsaved(term, leaving, limit)
-    if replaced and invitations.may_claim_soon(term) and has_boundary_ahead(term, workers):
-        arm(term, watch, workers, purpose, now, hold=True)
-    elif term.running.leaving != leaving and not (
-        _awaits_replacement(term, watch, now)
-        or _avoids_a_restart(term, watch, workers, leaving, now)
-    ):
-        term.line.say("members_leave", slots=",".join(str(slot) for slot, _, _ in leaving))
-        term.mark("drain")
-        term.change(term.state.let_leave(leaving))
+    return watch.leave_at
 
 
-def _limit_wait(term: Term, leaving: Sequence[Id]) -> float:
-    """For how many seconds the members wait for the commit of their state: the others hold the same."""
-    notices = [r.notice for r in term.recent() if r.id in leaving and r.notice]
-    return min([term.settings.drain_seconds, *(max(n / 2, n - LEAVE_SECONDS) for n in notices)])
+def _allow(term: Term, watch: Watch, leaving: Sequence[Id], step: int, now: float) -> None:
+    """Note that the members may leave now, and say so if their state is not committed."""
+    if watch.may_leave_at is not None:
+        return
+    watch.may_leave_at = now
+    if not _is_committed(term, step):
+        _say_unsaved(term, leaving)
+
+
+def _end(term: Term, leaving: tuple[Id, ...]) -> None:
+    """Have the agents end these members' workers."""
+    if term.running.leaving == leaving:
+        return
+    term.line.say("members_leave", slots=",".join(str(slot) for slot, _, _ in leaving))
+    term.mark("drain")
+    term.change(term.state.let_leave(leaving))
+
+
+def _is_drain_over(term: Term, watch: Watch, leaving: Sequence[Id], now: float) -> bool:
+    """Whether the members have waited long enough for the commit of their state: the others hold the same."""
+    waited = now - watch.leave_since
+    return waited >= term.settings.drain_seconds or is_notice_over(term, leaving)
 
 
 def _avoids_a_restart(
@@ -127,18 +177,24 @@ def _avoids_a_restart(
     """
     evaluates = any(w.scope is levels.Scope.EVALUATE for w in workers)
     inside = evaluates or not has_boundary_ahead(term, workers)
-    return inside and now - watch.leave_since < _limit_wait(term, leaving)
+    return inside and not _is_drain_over(term, watch, leaving, now)
 
 
 def _is_committed(term: Term, step: int) -> bool:
     return term.running.committed >= max(1, step)
 
 
-def _say_unsaved(term: Term, leaving: Sequence[Id], limit: float) -> None:
+def _say_unsaved(term: Term, leaving: Sequence[Id]) -> None:
     slots = ", ".join(str(slot) for slot, _, _ in leaving)
+    if is_notice_over(term, leaving):
+        limit = f"until {LEAVE_SECONDS:g} s before the end of the pod's notice"
+        advice = "For slow stores raise terminationGracePeriodSeconds"
+    else:
+        limit = f"within {term.settings.drain_seconds:.0f} s"
+        advice = "For slow stores raise recovery.drainTimeoutSeconds"
     text = (
-        f"slot {slots} leaves without a checkpoint, because none was committed within {limit:.0f} s "
-        "(recovery.drainTimeoutSeconds, and the pod's notice); the others hold the same state and continue"
+        f"slot {slots} leaves without a checkpoint, because none was committed {limit}; the others hold the same state "
+        f"and continue. {advice}"
     )
     term.line.say("leaves_unsaved", message=text)
     term.change(term.state.note(text))

@@ -52,7 +52,7 @@ def _without(
     return operator.attrgetter(*names, *more)
 
 
-_of_agent = _without(AgentReport, "workers", "loss", "seconds", "read_back", "uploading")
+_of_agent = _without(AgentReport, "workers", "notice", "loss", "seconds", "read_back", "uploading")
 _of_worker = _without(
     WorkerReport,
     "applied",

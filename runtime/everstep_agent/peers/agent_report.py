@@ -164,8 +164,8 @@ class AgentReport:
     """As in `wire.Tracked`, of one of its workers."""
     leaving: bool = False
     """The agent received SIGTERM: this pod ends within its grace period."""
-    notice: float = 0.0
-    """Seconds from the SIGTERM to the end of this agent, whatever it waits for; 0: no SIGTERM."""
+    notice: float | None = None
+    """Seconds left of its notice, until this agent ends, whatever it waits for; None: no SIGTERM."""
     acked: int = 0
     """The armed boundary that all local workers will still reach."""
     passed: int = 0

@@ -70,9 +70,8 @@ class Pod:
         self.changed = asyncio.Event()
         self.news = asyncio.Event()
         """Set whenever `look` may find something to do before it is due."""
-        self.leaving = False
-        self._notice = 0.0
-        """As `AgentReport.notice`."""
+        self._leave_by: float | None = None
+        """By when (`time.monotonic`) this pod ends; None: no SIGTERM."""
         self.quiet = False
         """Start no more fresh workers: this pod leaves, or the job ends."""
         self.deaths = Deaths(context.me, context.line)
@@ -135,9 +134,13 @@ class Pod:
             self._ledger.rest(local, time.monotonic())
         self.workers.ensure_fresh()
 
-    def leave(self, notice: float) -> None:
-        """This pod ends within so many seconds."""
-        self.leaving, self._notice = True, notice
+    @property
+    def leaving(self) -> bool:
+        return self._leave_by is not None
+
+    def leave(self, by: float) -> None:
+        """This pod ends by this time (`time.monotonic`)."""
+        self._leave_by = by
         self._copies.hurry()
         self._touch()
 
@@ -626,7 +629,7 @@ class Pod:
             in_place=self.workers.can_regroup(),
             fixed=next((w.tracked.fixed for w in current if w.alive and w.tracked), ""),
             leaving=self.leaving,
-            notice=self._notice,
+            notice=None if self._leave_by is None else max(0.0, self._leave_by - now),
             acked=self._arming.acked,
             passed=self._arming.passed(self.level, current),
             staged=min((w.staged for w in current), default=0),

@@ -341,7 +341,7 @@ def _watch(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> I
     halts, or it is done.
     """
     found = find_cause(one.kept, one.view, orders_heard(world, one, rules))
-    if found == "Leave" and level.boundary is not None and level.boundary.hold:
+    if found == "Leave" and level.transfers:
         found = None  # as `join._is_broken`
     if found is not None or _out_of_reach(world, one, level):
         cause = found or "AgentLost"

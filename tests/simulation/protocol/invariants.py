@@ -129,7 +129,7 @@ def _member(pod: Pod, rank: int) -> MemberId:
 
 def _nothing_thrown_away(before: World, after: World) -> str:
     """A worker of the newest epoch is ended only when what it holds is committed, or its pod was
-    declared gone or given up, or it leaves and all other living members hold the same.
+    declared gone or given up, or it leaves and all other living members hold the same, or its notice ends.
     """
     entries = before.entries()
     newest = runlog_rules.newest_claim(entries)
@@ -143,7 +143,7 @@ def _nothing_thrown_away(before: World, after: World) -> str:
             continue
         if pod.snap.place in before.words or pod.snap.place in before.given_up:
             continue
-        if _leaves_to_others(before, now):
+        if _leaves_to_others(before, now) or _leaves_late(now):
             continue
         kept = [pods.read_history(e.digest) for e in entries if isinstance(e, Commit)]
         if all(held[: len(pod.history)] != pod.history for held in kept):
@@ -162,6 +162,16 @@ def _leaves_to_others(world: World, pod: Pod) -> bool:
     others = [world.pod((m.slot, m.attempt)) for m in staying]
     living = [p for p in others if p is not None and p.snap.work in LIVING]
     return all(p.history[: len(pod.history)] == pod.history for p in living)
+
+
+def _leaves_late(pod: Pod) -> bool:
+    """Whether the worker ends beside the boundary at which all are to hold: its pod's notice ends, so it would die
+    anyway.
+    """
+    level = pod.level
+    if level is None or _ident(pod) not in level.leaving:
+        return False
+    return level.boundary is not None and level.boundary.hold and not level.transfers
 
 
 def _ident(pod: Pod) -> tuple[int, int, int]:

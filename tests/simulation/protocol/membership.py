@@ -43,6 +43,7 @@ SLOW_KINDS = (
     "gives up",
     GIVES_UP,
     newcomers.TIRED,
+    newcomers.LATE,
     "waits no longer",
 )
 

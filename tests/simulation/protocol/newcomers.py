@@ -1,6 +1,6 @@
 """Newcomers join a running epoch in place: what the coordinator does from the invitation to the claim.
 The runtime's own functions decide. A newcomer is another pod, or the pod of a member that lost its
-worker. A member that is to leave ends at the boundary at which its replacement joins.
+worker. A member that is to leave ends at the boundary at which its replacement joins, or when its notice ends.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +24,8 @@ from simulation.protocol.world import (
 
 TIRED = "goes on without its newcomers, in epoch"
 """A move that takes seconds: a newcomer's transfer makes no progress for the time limit."""
+LATE = "lets leave, as its notice ends,"
+"""A move that takes seconds."""
 
 
 def invite(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> Iterator[Move]:
@@ -60,6 +62,12 @@ def _let_leave(world: World, one: Coordinator, level: EpochLevel, leaving: tuple
     return Move("lets leave", one.place, one.leave, world.with_coordinator(told))
 
 
+def _leave_at_once(world: World, one: Coordinator, level: EpochLevel) -> Iterator[Move]:
+    """As `leave_in_place.leave_at_once`, beside the boundary at which all are to hold."""
+    if leaving := list_leaving(world, one, level):
+        yield _let_leave(world, one, level, leaving)._replace(kind=LATE)
+
+
 def _hold_all(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> Iterator[Move]:
     """As `orders.halt`: all members agree on the boundary at once (see `boundary.py`)."""
     inside = [world.pod((m.slot, m.attempt)) for m in level.members]
@@ -80,7 +88,9 @@ def admit(world: World, one: Coordinator, level: EpochLevel, rules: Rules) -> It
     """As `join.admit`, once every member holds at the boundary."""
     recent = _recent(world, one)
     workers = members.list_workers(level, [build_report(s) for s in one.view])
-    if not level.leaving and not join_rules.are_held(level, workers):
+    if not (level.leaving and level.transfers) and not join_rules.are_held(level, workers):
+        if not (level.leaving or level.transfers):
+            yield from _leave_at_once(world, one, level)
         return
     if not level.transfers:
         begun = replace(

@@ -75,7 +75,7 @@ class Rules:
     sums_wait: bool = True
     """After the boundary at which newcomers join, no sum completes before the next epoch."""
     leave_held: bool = True
-    """A member that leaves while others join ends only once all hold at their boundary."""
+    """A member that leaves while others join ends only once all hold at their boundary, or when its notice ends."""
     silence_is_death: bool = False
     """A variant: members that are out of reach count as lost."""
     yields_expire: bool = True
