@@ -472,6 +472,68 @@ async def test_a_spare_that_a_quota_refuses_in_the_dry_run_is_no_refusal_of_the_
     assert memory.spare_refusal is not None
 
 
+class Quota(ToyCluster):
+    """A cluster with a quota of pods, which a dry run must not exceed either."""
+
+    allowed: int = 3
+    tried: list[str]
+
+    async def create(self, *args: Any, **given: Any) -> Any:
+        kind, body, *_ = args
+        if kind is kube.PODS:
+            self.tried.append(body["metadata"]["name"])
+            self.refuses = "exceeded quota" if len(self.pods()) >= self.allowed else ""
+        return await super().create(*args, **given)
+
+
+async def refused_resize() -> tuple[Quota, passes.Passes]:
+    """Three pods run, a resize has asked for a fourth, and a quota of three refuses it."""
+    cluster = Quota()
+    cluster.tried = []
+    operator = an_operator(cluster)
+    await placed_pods(cluster, operator)
+    cluster.tried.clear()
+    cluster.edit_spec({"workers": {"replicas": 4}})
+    await run_passes(cluster, operator)
+    assert cluster.tried == ["lm-3-1"]
+    cluster.tried.clear()
+    return cluster, operator
+
+
+async def run_passes(cluster: ToyCluster, operator: passes.Passes, after: float = 0.0) -> None:
+    """As many passes as one change needs; no time passes between them."""
+    cluster.now += after
+    for _ in range(4):
+        cluster.feed(operator.world)
+        await operator.run(KEY)
+
+
+async def test_a_quota_that_refuses_a_resize_does_not_delay_the_next_pod_of_a_lost_slot() -> None:
+    cluster, operator = await refused_resize()
+    del cluster.objects["pods", "lm-1-1"]
+    await run_passes(cluster, operator)
+    assert cluster.tried == ["lm-1-2", "lm-1-2"], "a dry run of the edited template, and the pod"
+    assert ("pods", "lm-1-2") in cluster.objects
+    await run_passes(cluster, operator, after=29)
+    assert cluster.tried[2:] == [], "the pause after the refusal of the resize goes on"
+    await run_passes(cluster, operator, after=1)
+    assert cluster.tried[2:] == ["lm-3-1"]
+
+
+async def test_a_quota_that_has_room_again_goes_to_the_lost_slot_and_not_to_the_resize() -> None:
+    cluster, operator = await refused_resize()
+    cluster.allowed = 2
+    del cluster.objects["pods", "lm-1-1"]
+    await run_passes(cluster, operator)
+    assert cluster.tried == ["lm-1-2"]
+    cluster.allowed = 3
+    await run_passes(cluster, operator, after=29)
+    assert cluster.tried[1:] == [], "both wait"
+    await run_passes(cluster, operator, after=1)
+    assert cluster.tried[1:] == ["lm-1-2", "lm-1-2", "lm-3-1"]
+    assert ("pods", "lm-1-2") in cluster.objects
+
+
 @pytest.mark.parametrize(
     "error",
     [

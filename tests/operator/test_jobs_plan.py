@@ -23,6 +23,7 @@ from everstep_operator.model_status import CheckpointStatus, Condition, JobStatu
 from everstep_operator.values import GonePods, NodeState
 from job_builders import (
     NOW,
+    TEMPLATE,
     a_job,
     a_left,
     a_pod,
@@ -102,6 +103,55 @@ def test_a_quota_is_asked_again_after_a_while() -> None:
     assert condition(plan(observed, NOW), "Running").reason == "PodRefused"
     assert any(isinstance(a, CreatePod) for a in plan(observed, NOW + 30).actions)
     assert any(isinstance(a, CreatePod) for a in plan(observed, NOW - 3600).actions), "set back"
+
+
+def resized(missing: int) -> Observed:
+    """A job of three that was resized to four: the pod of slot `missing` does not exist."""
+    trains = [s for s in range(4) if s != missing]
+    slots = [a_slot(s) if s in trains else SlotStatus(slot=s, attempt=1) for s in range(4)]
+    workers = {"replicas": 4, "minReplicas": 2, "template": TEMPLATE}
+    return an_observation(
+        job=a_job(a_spec(workers=workers), status=a_status(slots=slots)),
+        pods=tuple(a_pod(s) for s in trains),
+        seen=a_seen([(s, 1) for s in trains]),
+    )
+
+
+def with_loss(observed: Observed, slot: int) -> Observed:
+    """The node of a slot is gone, and the slot's next attempt is counted."""
+    gone = with_verdict(observed, slot, NodeState.GONE)
+    return replace(gone, job=replace(gone.job, status=plan(gone, NOW).status))
+
+
+def test_a_refused_pod_of_a_resize_holds_back_no_pod_that_replaces_a_lost_one() -> None:
+    refusal = Refusal(invalid=False, message="exceeded quota", generation=1, at=NOW - 5)
+    grows = replace(resized(missing=3), refusal=refusal)
+    assert creations(plan(grows, NOW)) == []
+    lost = with_loss(grows, 1)
+    assert [a.slot for a in creations(plan(lost, NOW))] == [1]
+    assert [a.slot for a in creations(plan(lost, NOW + 25))] == [1, 3]
+
+
+def test_a_pod_that_replaces_a_lost_one_comes_before_the_pods_of_a_resize() -> None:
+    lost = with_loss(resized(missing=1), 3)
+    assert [(a.slot, a.urgent) for a in creations(plan(lost, NOW))] == [(3, True), (1, False)]
+
+
+def test_a_refused_pod_that_replaces_a_lost_one_holds_back_all() -> None:
+    """A quota that has room again must not go to a pod of a resize."""
+    refusal = Refusal(
+        invalid=False, message="exceeded quota", generation=1, at=NOW - 5, urgent=True
+    )
+    lost = replace(with_loss(resized(missing=1), 3), refusal=refusal)
+    assert creations(plan(lost, NOW)) == []
+    assert [a.slot for a in creations(plan(lost, NOW + 25))] == [3, 1]
+
+
+def test_the_dry_run_is_that_of_the_first_pod_to_be_created() -> None:
+    grows = replace(resized(missing=1), template_checked=False)
+    for observed, name, urgent in ((grows, "lm-1-1", False), (with_loss(grows, 3), "lm-3-2", True)):
+        (check,) = [a for a in plan(observed, NOW).actions if isinstance(a, CheckTemplate)]
+        assert (check.body["metadata"]["name"], check.urgent) == (name, urgent)
 
 
 @pytest.mark.parametrize(

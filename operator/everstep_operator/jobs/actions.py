@@ -28,6 +28,8 @@ class CheckTemplate:
     message: str
     spare: bool = False
     """As in `CreatePod`."""
+    urgent: bool = False
+    """As in `CreatePod`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,8 +45,12 @@ class Outcome:
     """Names of the actions that were done."""
     refusal: tuple[bool, str] | None = None
     """(permanent, the API server's message): a pod or Secret was rejected."""
+    urgent: bool = False
+    """`refusal` is that of a pod that replaces a lost one, or of the Secret."""
     spare_refusal: tuple[bool, str] | None = None
     """The same for a spare; the plan continues."""
+    added: bool = False
+    """A pod that replaces none was created."""
     template_checked: bool = False
     patched: Mapping[str, Any] | None = None
     """The object as returned by the status patch."""
@@ -122,6 +126,7 @@ async def _apply_action(
         _note_failure(outcome, action, error)
         return False
     outcome.done.append(type(action).__name__)
+    outcome.added |= isinstance(action, CreatePod) and not action.urgent
     outcome.template_checked |= isinstance(action, CheckTemplate)
     return not outcome.again
 
@@ -140,9 +145,11 @@ def _note_failure(outcome: Outcome, action: Action, error: kube.KubeError) -> No
 def _note_refusal(outcome: Outcome, action: Action, refusal: tuple[bool, str]) -> None:
     if isinstance(action, CreatePod | CheckTemplate) and action.spare:
         outcome.spare_refusal = refusal
+    elif isinstance(action, CreatePod | CheckTemplate):
+        outcome.refusal, outcome.urgent = refusal, action.urgent
     elif not (isinstance(action, CreateSecret) and action.made_before):
         # A quota answers before the API server finds that the Secret exists.
-        outcome.refusal = refusal
+        outcome.refusal, outcome.urgent = refusal, True
 
 
 def is_template_fault(error: kube.KubeError) -> bool:

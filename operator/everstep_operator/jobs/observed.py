@@ -133,6 +133,10 @@ class Refusal:
     message: str
     generation: int
     at: float
+    urgent: bool = False
+    """A pod that replaces a lost one, or the Secret, was refused: nothing is created meanwhile. If not
+    urgent, pods that replace lost ones are created.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

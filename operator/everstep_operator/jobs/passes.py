@@ -349,12 +349,16 @@ class Passes:
 
 
 def _refusal(job: Job, outcome: Outcome, held: Refusal | None, now: float) -> Refusal | None:
+    """A pod that replaces a lost one ends no refusal of a pod that replaces none."""
     if outcome.refusal is not None:
-        return _to_refusal(job, outcome.refusal, now)
-    created = "CreatePod" in outcome.done
-    return None if created else held
+        return _to_refusal(job, outcome.refusal, now, urgent=outcome.urgent)
+    if held is None or outcome.added:
+        return None
+    return None if held.urgent and "CreatePod" in outcome.done else held
 
 
-def _to_refusal(job: Job, told: tuple[bool, str], now: float) -> Refusal:
+def _to_refusal(job: Job, told: tuple[bool, str], now: float, *, urgent: bool = False) -> Refusal:
     invalid, message = told
-    return Refusal(invalid=invalid, message=message, generation=job.generation, at=now)
+    return Refusal(
+        invalid=invalid, message=message, generation=job.generation, at=now, urgent=urgent
+    )

@@ -133,14 +133,10 @@ def _plan_creation(
 ) -> tuple[Action, ...]:
     spec = observed.job.spec
     assert spec is not None
-    slots = observed.slots
-    absent = [r for r in records if observed.pod_of(r.slot, r.attempt) is None]
-    missing = [r for r in absent if r.slot in slots.training]
-    missing += [r for r in absent if r.slot in slots.spares]
-    if waiting.is_spare_held_back(observed, now):
-        missing = [r for r in missing if r.slot in slots.training]
-    if waiting.is_held_back(observed, now):
+    if waiting.is_all_held_back(observed, now):
         return ()
+    spares = observed.slots.spares
+    missing = _list_missing(observed, records, now)
     secret = _plan_secret(observed, bool(missing))
     if not missing or not observed.judged:
         return secret
@@ -153,11 +149,32 @@ def _plan_creation(
                 body=bodies[0],
                 reason="CheckTemplate",
                 message="dry run of the first pod",
-                spare=missing[0].slot in slots.spares,
+                spare=missing[0].slot in spares,
+                urgent=_replaces(missing[0]),
             )
         )
     made = zip(missing, bodies, strict=True)
-    return (*found, *(_creation(r, b, r.slot in slots.spares) for r, b in made))
+    return (*found, *(_creation(r, b, r.slot in spares) for r, b in made))
+
+
+def _list_missing(
+    observed: Observed, records: Sequence[SlotStatus], now: float
+) -> list[SlotStatus]:
+    """The slots whose pods may be created now: pods that replace lost ones come first, and spares last."""
+    slots = observed.slots
+    absent = [r for r in records if observed.pod_of(r.slot, r.attempt) is None]
+    if waiting.is_held_back(observed, now):
+        absent = [r for r in absent if _replaces(r)]
+    missing = [r for r in absent if r.slot in slots.training]
+    missing.sort(key=lambda r: not _replaces(r))
+    if not waiting.is_spare_held_back(observed, now):
+        missing += [r for r in absent if r.slot in slots.spares]
+    return missing
+
+
+def _replaces(record: SlotStatus) -> bool:
+    """Whether the slot's next pod replaces one that a fault took."""
+    return record.incident is not None
 
 
 def _build_bodies(
@@ -205,5 +222,5 @@ def _creation(record: SlotStatus, body: manifests.Body, spare: bool) -> CreatePo
         reason="CreatePod",
         message=f"{why}; it is a spare" if spare else why,
         spare=spare,
-        urgent=record.incident is not None,
+        urgent=_replaces(record),
     )

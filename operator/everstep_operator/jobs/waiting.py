@@ -24,8 +24,16 @@ NOT_JUDGED = (
 
 
 def is_held_back(observed: Observed, now: float) -> bool:
-    """Whether the API server's last refusal still applies."""
+    """Whether the API server's last refusal still applies: no pod is created, except pods that replace
+    lost ones if the refused pod replaced none.
+    """
     return _still_applies(observed, observed.refusal, now)
+
+
+def is_all_held_back(observed: Observed, now: float) -> bool:
+    """Whether that refusal still applies to pods that replace lost ones, too."""
+    refusal = observed.refusal
+    return refusal is not None and refusal.urgent and is_held_back(observed, now)
 
 
 def is_spare_held_back(observed: Observed, now: float) -> bool:
