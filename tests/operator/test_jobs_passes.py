@@ -534,6 +534,14 @@ async def test_a_quota_that_has_room_again_goes_to_the_lost_slot_and_not_to_the_
     assert ("pods", "lm-1-2") in cluster.objects
 
 
+async def test_a_refusal_is_forgotten_once_the_spec_no_longer_asks_for_the_pod() -> None:
+    """Otherwise status would explain each later loss with it."""
+    cluster, operator = await refused_resize()
+    cluster.edit_spec({"workers": {"replicas": 3}})
+    await run_passes(cluster, operator)
+    assert operator._memories[KEY].refusal is None
+
+
 @pytest.mark.parametrize(
     "error",
     [

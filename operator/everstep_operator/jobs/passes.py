@@ -349,10 +349,12 @@ class Passes:
 
 
 def _refusal(job: Job, outcome: Outcome, held: Refusal | None, now: float) -> Refusal | None:
-    """A pod that replaces a lost one ends no refusal of a pod that replaces none."""
+    """A pod that replaces a lost one ends no refusal of a pod that replaces none; an edit of the spec
+    ends each.
+    """
     if outcome.refusal is not None:
         return _to_refusal(job, outcome.refusal, now, urgent=outcome.urgent)
-    if held is None or outcome.added:
+    if held is None or held.generation != job.generation or outcome.added:
         return None
     return None if held.urgent and "CreatePod" in outcome.done else held
 
