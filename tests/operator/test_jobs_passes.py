@@ -527,11 +527,24 @@ async def test_a_quota_that_has_room_again_goes_to_the_lost_slot_and_not_to_the_
     await run_passes(cluster, operator)
     assert cluster.tried == ["lm-1-2"]
     cluster.allowed = 3
-    await run_passes(cluster, operator, after=29)
+    await run_passes(cluster, operator, after=1)
     assert cluster.tried[1:] == [], "both wait"
     await run_passes(cluster, operator, after=1)
     assert cluster.tried[1:] == ["lm-1-2", "lm-1-2", "lm-3-1"]
     assert ("pods", "lm-1-2") in cluster.objects
+
+
+async def test_the_next_pod_of_a_lost_slot_is_tried_soon_and_then_less_often() -> None:
+    """A quota counts the lost pod until it has ended."""
+    cluster, operator = await refused_resize()
+    cluster.allowed = 2
+    del cluster.objects["pods", "lm-1-1"]
+    tried = []
+    for second in range(91):
+        await run_passes(cluster, operator, after=min(second, 1))
+        tried += [(second, name) for name in cluster.tried]
+        cluster.tried.clear()
+    assert tried == [(second, "lm-1-2") for second in (0, 2, 6, 14, 30, 60, 90)]
 
 
 async def test_a_refusal_is_forgotten_once_the_spec_no_longer_asks_for_the_pod() -> None:

@@ -140,11 +140,13 @@ def test_a_pod_that_replaces_a_lost_one_comes_before_the_pods_of_a_resize() -> N
 def test_a_refused_pod_that_replaces_a_lost_one_holds_back_all() -> None:
     """A quota that has room again must not go to a pod of a resize."""
     refusal = Refusal(
-        invalid=False, message="exceeded quota", generation=1, at=NOW - 5, urgent=True
+        invalid=False, message="exceeded quota", generation=1, at=NOW - 1.5, urgent=True
     )
     lost = replace(with_loss(resized(missing=1), 3), refusal=refusal)
-    assert creations(plan(lost, NOW)) == []
-    assert [a.slot for a in creations(plan(lost, NOW + 25))] == [3, 1]
+    waits = plan(lost, NOW)
+    assert creations(waits) == []
+    assert waits.wake_after == pytest.approx(0.5)
+    assert [a.slot for a in creations(plan(lost, NOW + 0.5))] == [3, 1]
 
 
 def test_the_dry_run_is_that_of_the_first_pod_to_be_created() -> None:

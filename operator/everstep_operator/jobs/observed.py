@@ -137,6 +137,8 @@ class Refusal:
     """A pod that replaces a lost one, or the Secret, was refused: nothing is created meanwhile. If not
     urgent, pods that replace lost ones are created.
     """
+    tries: int = 1
+    """How many such refusals followed each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

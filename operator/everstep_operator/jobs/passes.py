@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from everstep_contract.levels import Seen
 from everstep_operator import kube
@@ -352,15 +352,17 @@ def _refusal(job: Job, outcome: Outcome, held: Refusal | None, now: float) -> Re
     """A pod that replaces a lost one ends no refusal of a pod that replaces none; an edit of the spec
     ends each.
     """
+    if held is not None and held.generation != job.generation:
+        held = None
     if outcome.refusal is not None:
-        return _to_refusal(job, outcome.refusal, now, urgent=outcome.urgent)
-    if held is None or held.generation != job.generation or outcome.added:
+        urgent = outcome.urgent
+        tries = held.tries + 1 if held is not None and held.urgent is urgent else 1
+        return replace(_to_refusal(job, outcome.refusal, now), urgent=urgent, tries=tries)
+    if held is None or outcome.added:
         return None
     return None if held.urgent and "CreatePod" in outcome.done else held
 
 
-def _to_refusal(job: Job, told: tuple[bool, str], now: float, *, urgent: bool = False) -> Refusal:
+def _to_refusal(job: Job, told: tuple[bool, str], now: float) -> Refusal:
     invalid, message = told
-    return Refusal(
-        invalid=invalid, message=message, generation=job.generation, at=now, urgent=urgent
-    )
+    return Refusal(invalid=invalid, message=message, generation=job.generation, at=now)

@@ -109,7 +109,7 @@ def _choose_pause(observed: Observed, now: float, *, busy: bool) -> float | None
     if busy:
         return BUSY_SECONDS
     if observed.running:
-        return QUIET_SECONDS
+        return min(QUIET_SECONDS, waiting.find_retry(observed, now))
     if deadlines.waits_for_room(observed, now):
         return deadlines.find_next(observed, now)
     return BUSY_SECONDS

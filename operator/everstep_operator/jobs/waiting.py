@@ -2,6 +2,7 @@
 words of its source.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,6 +16,10 @@ from everstep_operator.model_status import SlotStatus
 
 REFUSED_SECONDS = 30.0
 """After how long a pod that was not allowed (quota, policy) is tried again."""
+FIRST_REFUSED_SECONDS = 2.0
+"""The first such pause of a pod that replaces a lost one, which a quota counts until it has ended. Each
+further pause is twice as long, up to `REFUSED_SECONDS`.
+"""
 SILENCE_SECONDS = 30.0
 """How long a job that ran counts as running although no agent answers."""
 NOT_JUDGED = (
@@ -50,7 +55,19 @@ def refused_seconds(refusal: Refusal) -> float:
     """How long a refusal applies. That of an invalid template applies longer, because only an edit
     fixes it.
     """
-    return REFUSED_SECONDS * (10 if refusal.invalid else 1)
+    if refusal.invalid:
+        return REFUSED_SECONDS * 10
+    if not refusal.urgent:
+        return REFUSED_SECONDS
+    return float(min(FIRST_REFUSED_SECONDS * 2 ** min(refusal.tries - 1, 10), REFUSED_SECONDS))
+
+
+def find_retry(observed: Observed, now: float) -> float:
+    """Seconds until refused pods are tried again; infinite: none was refused, or it is tried now."""
+    refusal = observed.refusal
+    if refusal is None or not is_held_back(observed, now):
+        return math.inf
+    return refusal.at + refused_seconds(refusal) - now
 
 
 def find_since(observed: Observed) -> float | None:
