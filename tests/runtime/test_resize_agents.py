@@ -18,7 +18,14 @@ from torch import nn
 from agent.gang import Gang, assert_exact
 from everstep import Job, run, transfer
 from everstep_agent.agent import MARGIN_SECONDS
-from everstep_agent.coordinator import due_saves, last_save, leave_in_place, saves, transfer_rules
+from everstep_agent.coordinator import (
+    due_saves,
+    last_save,
+    leave_in_place,
+    saves,
+    stalled_joins,
+    transfer_rules,
+)
 from everstep_agent.peers.epoch_level import EpochLevel
 from everstep_agent.pod import refusals, spawn
 from everstep_agent.storage.retrying import Retrying
@@ -182,6 +189,7 @@ async def test_a_rank_that_differs_is_told_and_joins_once_it_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(refusals, "PAUSE_SECONDS", (0.0, 0.2))
+    monkeypatch.setattr(stalled_joins, "PAUSE_SECONDS", (0.0, 0.2))
     batch = tmp_path / "batch"
     batch.write_text("16")
     a_batch_for_each_rank(monkeypatch, lambda job: int(batch.read_text()))
@@ -299,6 +307,7 @@ async def test_a_newcomer_that_receives_nothing_is_left_out_and_the_other_joins(
 ) -> None:
     """It is restarted and joins later."""
     monkeypatch.setattr(transfer_rules, "STILL_SECONDS", 4.0)
+    monkeypatch.setattr(stalled_joins, "PAUSE_SECONDS", (0.0, 0.2))
     script = lambda job: a_script_that_takes_nothing_once(job, tmp_path / "still")  # noqa: E731
     spawner = spawn.ForkSpawner(lambda: run(script, seed=2))
     monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)

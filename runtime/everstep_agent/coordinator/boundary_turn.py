@@ -84,7 +84,7 @@ def _give_up(term: Term, watch: Watch, boundary: Boundary, now: float) -> None:
 def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) -> None:
     if not _all_answer(term):
         return  # it is unknown what silent members can do, and no boundary would be confirmed
-    ready = invitations.list_ready(term)
+    ready = invitations.list_ready(term, now)
     in_place, purpose = _choose_purpose(term, watch, ready, now)
     if in_place and leave_in_place.leave(term, watch, workers, purpose, ready, now):
         return
@@ -154,7 +154,7 @@ def _leave_at_once(term: Term, watch: Watch, workers: Sequence[WorkerReport], no
     """Let pods leave whose notice is over before the boundary is."""
     if not leave_in_place.is_notice_over(term, leave_in_place.list_leaving(term)):
         return
-    in_place, purpose = _choose_purpose(term, watch, invitations.list_ready(term), now)
+    in_place, purpose = _choose_purpose(term, watch, invitations.list_ready(term, now), now)
     if in_place:
         leave_in_place.leave_at_once(term, watch, workers, purpose, now)
 
@@ -163,7 +163,7 @@ def _invite_meanwhile(term: Term, watch: Watch, now: float) -> None:
     """Invite newcomers although a boundary is armed at which the ranks only save: they get ready
     until the save is done.
     """
-    ready = invitations.list_ready(term) if _all_answer(term) else []
+    ready = invitations.list_ready(term, now) if _all_answer(term) else []
     if ready and _choose_purpose(term, watch, ready, now) == (True, "Grow"):
         invitations.invite_missing(term, watch, ready, now)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from everstep_agent.coordinator import join_rules, rounds
+from everstep_agent.coordinator import join_rules, rounds, stalled_joins
 from everstep_agent.coordinator.term import Term
 from everstep_agent.coordinator.watch import Watch
 from everstep_agent.peers.agent_report import AgentReport
@@ -12,8 +12,14 @@ LATE_SECONDS = 30.0
 """How long newcomers have at least to get ready, and others that are ready wait for them."""
 
 
-def list_ready(term: Term) -> list[AgentReport]:
-    return join_rules.list_ready(term.running, rounds.list_eligible(term.recent(), term.wanted))
+def list_ready(term: Term, now: float) -> list[AgentReport]:
+    return join_rules.list_ready(term.running, _list_able(term, now))
+
+
+def _list_able(term: Term, now: float) -> list[AgentReport]:
+    """The pods that may join, without those that wait because a join has failed."""
+    waiting = stalled_joins.list_waiting(term.state.failed_joins, now)
+    return [r for r in rounds.list_eligible(term.recent(), term.wanted) if r.id[:2] not in waiting]
 
 
 def list_coming(
@@ -23,10 +29,10 @@ def list_coming(
     `gang_seconds`. Notes in `watch` since when each is expected.
     """
     epoch, known = term.running, {r.id for r in ready}
-    eligible = rounds.list_eligible(term.recent(), term.wanted)
-    outside = (r for r in eligible if r.id not in known and epoch.member(*r.id) is None)
-    able = [r.slot for r in outside if not (r.device_deaths or r.stuck or r.failure)]
-    watch.coming = {slot: watch.coming.get(slot, now) for slot in able}
+    able = _list_able(term, now)
+    outside = (r for r in able if r.id not in known and epoch.member(*r.id) is None)
+    slots = [r.slot for r in outside if not (r.device_deaths or r.stuck or r.failure)]
+    watch.coming = {slot: watch.coming.get(slot, now) for slot in slots}
     limit = term.settings.gang_seconds
     return frozenset(slot for slot, since in watch.coming.items() if now - since < limit)
 

@@ -1,8 +1,9 @@
 """Newcomers join a running epoch: its members hold at a boundary, the newcomers copy their state,
 and the next epoch is claimed with the newcomers that hold it. The members continue without a
-newcomer that is lost or whose transfer makes no progress. They continue without all newcomers if the
-store does not answer or takes no writes, because then these cannot be claimed. Members that are
-asked to leave end at the same boundary.
+newcomer that is lost or whose transfer makes no progress; it is invited again after a pause
+(`stalled_joins.py`). They continue without all newcomers if the store does not answer or takes no
+writes, because then these cannot be claimed. Members that are asked to leave end at the same
+boundary.
 """
 
 import asyncio
@@ -85,11 +86,14 @@ async def _wait_taken(term: Term, leaving: Collection[Id]) -> tuple[EpochMember,
         taken = transfer_rules.list_taken(joining, reports, boundary.step)
         rest = [m for m in joining if m not in taken]
         progress = transfer_rules.note_progress(progress, rest, reports, now)
-        failed = transfer_rules.find_still(rest, reports, progress, now)
-        failed |= transfer_rules.find_lost(rest, reports)
-        failed |= _list_failing_mates(term.running, rest, failed)
-        if all(m.id in failed for m in rest) or _is_broken(term) or _is_called_away(term, leaving):
+        own = transfer_rules.find_still(rest, reports, progress, now)
+        own |= transfer_rules.find_lost(rest, reports)
+        failed = own | _list_failing_mates(term.running, rest, own)
+        broken = _is_broken(term)
+        if all(m.id in failed for m in rest) or broken or _is_called_away(term, leaving):
             _say_not_joined(term, rest, failed)
+            if not broken:  # otherwise the lost member may be the reason
+                _note_failed(term, own)
             return taken
         term.pump(term.applied())
         await _wait_a_moment(term)
@@ -116,6 +120,16 @@ def _say_not_joined(term: Term, rest: Sequence[EpochMember], failed: Mapping[Id,
     for m in rest:
         why = failed.get(m.id, "the members could not wait for it any longer")
         term.line.say("not_joined", slot=m.slot, reason=why)
+
+
+def _note_failed(term: Term, failed: Mapping[Id, str]) -> None:
+    """Count these failed joins: each pod is invited again after a pause (`stalled_joins.py`)."""
+    if not failed:
+        return
+    term.change(term.state.note_failed_joins(failed, term.now()))
+    for slot, attempt, _ in failed:
+        if pause := term.state.failed_joins[slot, attempt].pause:
+            term.line.say("join_waits", slot=slot, seconds=pause)
 
 
 async def _wait_joined(term: Term) -> None:
@@ -152,6 +166,7 @@ async def _go_on(term: Term, taken: Sequence[EpochMember]) -> None:
     assert epoch.boundary is not None
     step = epoch.boundary.step
     alive = transfer_rules.list_taken(taken, term.recent(), step)
+    _note_failed(term, {m.id: f"slot {m.slot} was lost" for m in taken if m not in alive})
     joining = join_rules.choose_joining(epoch, alive, term.wanted.want_workers)
     staying = join_rules.list_staying(epoch)
     trouble = await _find_store_trouble(term)

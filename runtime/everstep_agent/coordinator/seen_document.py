@@ -38,6 +38,8 @@ class Facts:
     fenced: str = ""
     restarts: Mapping[str, int]
     notes: tuple[str, ...] = ()
+    not_joined: tuple[str, ...] = ()
+    """Messages about pods that could not join."""
     incidents: tuple[levels.RuntimeIncident, ...] = ()
     storage_error: levels.StorageError | None = None
     seconds: Mapping[str, float]
@@ -59,6 +61,7 @@ def build_seen(
         *(lead.notes if lead else ()),
         *(note for _, r in held_by for note in r.own_notes),
         *_list_unread(agents),
+        *facts.not_joined,
         *_list_not_joined(agents),
     ]
     notes = dict.fromkeys(told)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from everstep_agent.coordinator import stalled_joins
 from everstep_agent.coordinator.incidents import Cause, Incidents
 from everstep_agent.coordinator.pod_status import read_pod_status
 from everstep_agent.peers.epoch_level import (
@@ -52,6 +53,10 @@ class JobState:
     refused: str = ""
     """Why the running epoch, which stepped first, cannot be claimed; empty: nothing prevents it."""
     incidents: Incidents = field(default_factory=Incidents)
+    failed_joins: Mapping[stalled_joins.Pod, stalled_joins.FailedJoins] = field(
+        default_factory=dict
+    )
+    """Of pods that could not take over the state, and have not joined since."""
     left: tuple[levels.Left, ...] = ()
     strike: Strike = field(default_factory=Strike)
     broken: Mapping[str, str] = field(default_factory=dict)
@@ -80,7 +85,8 @@ class JobState:
 
     def begin_epoch(self, epoch: EpochLevel) -> "JobState":
         """Begin an epoch that is claimed, or that steps first."""
-        return replace(self, round=0, epoch=epoch, refused="")
+        failed = stalled_joins.forget_joined(self.failed_joins, epoch.members)
+        return replace(self, round=0, epoch=epoch, refused="", failed_joins=failed)
 
     def note_claimed(self, claim: Claim) -> "JobState":
         """Note that this claim is in the log."""
@@ -173,6 +179,10 @@ class JobState:
         self, transfers: tuple[Transfer, ...], successor: int, token: str
     ) -> "JobState":
         return self.propose(successor, token)._with_epoch(transfers=transfers)
+
+    def note_failed_joins(self, failed: Mapping[Id, str], now: float) -> "JobState":
+        """Note that these newcomers could not join the running epoch, each with the reason."""
+        return replace(self, failed_joins=stalled_joins.note(self.failed_joins, failed, now))
 
     # --- the end of an epoch ---------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from everstep_agent.coordinator import (
     rounds,
     seen_document,
     silence_rules,
+    stalled_joins,
 )
 from everstep_agent.coordinator.awake_clock import AwakeClock
 from everstep_agent.coordinator.background import Background
@@ -335,12 +336,17 @@ class Term:
                 *self.saves.notes,
                 *faults.build_note(state.faults),
             ),
+            not_joined=self._describe_failed_joins(),
             incidents=state.incidents.levels(),
             storage_error=self.storage_error,
             seconds=self.spent().total(),
         )
         heard = [(r, a) for r, a in self.reports.aged(self.now()) if a < STALE_SECONDS]
         return seen_document.build_seen(facts, self.epoch, heard)
+
+    def _describe_failed_joins(self) -> tuple[str, ...]:
+        eligible = rounds.list_eligible(self.recent(), self.wanted)
+        return stalled_joins.describe(self._state.failed_joins, {r.id[:2] for r in eligible})
 
     def _list_spares(self) -> tuple[levels.SlotAttempt, ...]:
         found = rounds.list_spares(self.epoch, self.recent(), self.wanted)

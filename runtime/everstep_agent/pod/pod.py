@@ -105,7 +105,7 @@ class Pod:
         self._own_notes: tuple[str, ...] = ()
         self._refusals: refusals.Refusals = {}
         self._refused: Collection[int] = ()
-        """Local ranks whose next worker waits after a refusal."""
+        """Local ranks whose next worker waits after a failed join."""
         self._head_start: head_start.HeadStart | None = None
         self.workers = WorkerSet(
             spawner=spawner,
@@ -182,6 +182,8 @@ class Pod:
             self._cut_heard = max(self._cut_heard, level.number)
         self._join_in_place(level)
         self._apply_to_current(published)
+        if published.round:
+            self._keep_refusals(refusals.forget_failed(self._refusals))
         self.saves.finish(published.unfinished)
         self._share_reader.follow(published.read_back, self.me.id)
         if self._wants_fresh(published):
@@ -410,16 +412,15 @@ class Pod:
             case wire.TakingState():
                 worker.taking = frame
             case wire.StateTaken():
-                if frame.differs:
-                    self._refuse(worker.local, frame.problem)
+                if frame.problem:
+                    self._refuse(worker.local, frame.problem, differs=frame.differs)
                 self._joining.taken(worker, frame)
             case wire.Regrouped():
                 self._regrouped(worker, frame)
             case wire.Parked():
                 worker.state, worker.parked = State.PARKED, frame
                 if worker.joins and not worker.epoch:
-                    self.line.say("not_prepared", local=worker.local, message=frame.why)
-                    self.workers.recycle(0)
+                    self._not_prepared(worker, frame)
                 if self.level is not None and self.level.stage is Stage.CUT:
                     order_save(self.level, [worker], time.monotonic())
             case wire.Finished():
@@ -495,14 +496,24 @@ class Pod:
 
     @property
     def _held_back(self) -> Collection[int]:
-        """Local ranks that wait for the operator's judgment of their device, or after a refusal."""
+        """Local ranks that wait for the operator's judgment of their device, or after a failed join."""
         return {*device_waits.held_locals(self.deaths.waits), *self._refused}
 
-    def _refuse(self, local: int, problem: str) -> None:
+    def _not_prepared(self, worker: Worker, frame: wire.Parked) -> None:
+        self.line.say("not_prepared", local=worker.local, message=frame.why)
+        if self.workers.fresh.get(worker.local) is worker:  # otherwise it was no longer invited
+            self._refuse(worker.local, frame.why)
+        self.workers.recycle(0)
+
+    def _refuse(self, local: int, problem: str, *, differs: bool = False) -> None:
         now = time.monotonic()
-        self._refusals = refusals.refuse(self._refusals, local, problem, now)
-        self._refused = refusals.held_locals(self._refusals, now)
-        self._touch()
+        self._keep_refusals(refusals.refuse(self._refusals, local, problem, now, differs=differs))
+
+    def _keep_refusals(self, found: refusals.Refusals) -> None:
+        if found != self._refusals:
+            self._refusals = found
+            self._refused = refusals.held_locals(found, time.monotonic())
+            self._touch()
 
     def _ends_refusal(self, now: float) -> bool:
         before, self._refused = self._refused, refusals.held_locals(self._refusals, now)

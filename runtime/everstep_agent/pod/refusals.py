@@ -1,7 +1,7 @@
-"""Workers that could not join the running job, because their script or data differ from those of
-the running ranks. Pure; times are time.monotonic().
+"""Workers that could not join the running job: their script or data differ from those of the running ranks, or they
+could not take over the state. Pure; times are time.monotonic().
 
-The next worker is probably refused, too, and each try stops the running ranks at a boundary for a
+The next worker probably fails, too, and each try stops the running ranks at a boundary for a
 moment. So the pauses between two tries grow.
 """
 
@@ -9,14 +9,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 PAUSE_SECONDS = (0.0, 5.0, 20.0, 60.0)
-"""Before the next worker starts, by the number of refusals in a row."""
+"""Before the next worker starts, by the number of failed tries in a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
     count: int
-    """Refusals in a row."""
+    """Failed tries in a row."""
     message: str
+    differs: bool
+    """The last one failed because its script or data differ."""
     until: float
 
 
@@ -24,10 +26,20 @@ Refusals = Mapping[int, Refusal]
 """By local rank."""
 
 
-def refuse(refusals: Refusals, local: int, message: str, now: float) -> Refusals:
+def refuse(
+    refusals: Refusals, local: int, message: str, now: float, *, differs: bool = False
+) -> Refusals:
     count = refusals[local].count + 1 if local in refusals else 1
     pause = PAUSE_SECONDS[min(count, len(PAUSE_SECONDS)) - 1]
-    return {**refusals, local: Refusal(count=count, message=message, until=now + pause)}
+    new = Refusal(count=count, message=message, differs=differs, until=now + pause)
+    return {**refusals, local: new}
+
+
+def forget_failed(refusals: Refusals) -> Refusals:
+    """Forget those that could not take over the state. To be called if all ranks restart from a checkpoint, because
+    then nobody needs that state.
+    """
+    return {local: refusal for local, refusal in refusals.items() if refusal.differs}
 
 
 def held_locals(refusals: Refusals, now: float) -> Collection[int]:
@@ -39,8 +51,9 @@ def describe(refusals: Refusals) -> str:
     """For the status; empty: none was refused."""
     if not refusals:
         return ""
-    message = refusals[min(refusals)].message
-    return (
-        f"its rank cannot join: {message}. The other ranks train on. Everstep starts this rank again, after pauses "
-        f"of up to {PAUSE_SECONDS[-1]:.0f} s"
-    )
+    first = refusals[min(refusals)]
+    again = "The other ranks train on. Everstep starts this rank again, after pauses that grow"
+    if first.differs:
+        return f"its rank cannot join: {first.message}. {again}"
+    fix = "If that does not help, check its log, its node, and the node's network"
+    return f"its rank could not join: {first.message}. {again}. {fix}"
