@@ -35,6 +35,8 @@ class Job:
         self.watch = Watch.start(self.now)
         self.outside: dict[int, AgentReport] = {}
         """The newest reports of the pods that are no members, by slot."""
+        self.givers: list[int] = []
+        """The rank that sent the state to the first newcomer, of each try."""
 
     async def open(self) -> None:
         epoch = an_epoch(2, mesh=self.mesh)
@@ -90,6 +92,7 @@ class Job:
         admitting = asyncio.create_task(join.admit(self.term))
         await asyncio.sleep(0)
         assert self.term.running.transfers
+        self.givers.append(self.term.running.transfers[0].giver)
         return admitting
 
     async def end(self, admitting: "asyncio.Task[None]", *outside: int) -> None:
@@ -158,6 +161,13 @@ async def test_the_pauses_between_its_tries_grow(job: Job) -> None:
             job.now += 1
     assert job.look() == [2]
     assert job.causes == ["GrowFailed"] * 5
+    await job.term.close()
+
+
+async def test_another_rank_sends_the_state_at_the_next_try(job: Job) -> None:
+    job.wait(2)
+    await stall_twice(job)
+    assert job.givers == [0, 1]
     await job.term.close()
 
 

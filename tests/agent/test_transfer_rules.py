@@ -32,6 +32,12 @@ def test_who_leaves_gives_nothing():
     assert [t.giver for t in transfers] == [0, 2, 0]
 
 
+def test_after_a_failed_join_another_rank_gives():
+    epoch = an_epoch(3, joining=joining(3))
+    givers = [transfer_rules.plan_transfers(epoch, "k", failed=n)[0].giver for n in range(4)]
+    assert givers == [0, 1, 2, 0]
+
+
 def test_each_worker_of_a_newcomer_takes_by_itself():
     epoch = an_epoch(1, joining=(a_member(1, lives=(3, 4)),))
     assert transfer_rules.plan_transfers(epoch, "k") == (

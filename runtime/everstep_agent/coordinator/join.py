@@ -17,6 +17,7 @@ from everstep_agent.coordinator import (
     leave_in_place,
     members,
     regroup,
+    stalled_joins,
     transfer_rules,
 )
 from everstep_agent.coordinator.breaks import list_breaks
@@ -45,7 +46,8 @@ async def admit(term: Term, leaving: tuple[Id, ...] = ()) -> None:
     """
     epoch = term.running
     term.mark("boundary")
-    transfers = transfer_rules.plan_transfers(epoch, secrets.token_hex(4), leaving)
+    failed = stalled_joins.count_most(term.state.failed_joins, epoch.joining)
+    transfers = transfer_rules.plan_transfers(epoch, secrets.token_hex(4), leaving, failed=failed)
     number = regroup.choose_successor(term)
     # Members that have joined this number know it by its token.
     token = epoch.successor_token if number == epoch.successor else secrets.token_hex(16)

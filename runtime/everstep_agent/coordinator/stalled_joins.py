@@ -56,6 +56,11 @@ def forget_joined(
     return {pod: joins for pod, joins in known.items() if pod not in whole}
 
 
+def count_most(known: Mapping[Pod, FailedJoins], newcomers: Iterable[EpochMember]) -> int:
+    """How many times in a row that one of these newcomers has failed that has failed most often."""
+    return max((known[m.id[:2]].count for m in newcomers if m.id[:2] in known), default=0)
+
+
 def list_waiting(known: Mapping[Pod, FailedJoins], now: float) -> frozenset[Pod]:
     """The pods that are not to be invited yet."""
     return frozenset(pod for pod, joins in known.items() if now < joins.until)

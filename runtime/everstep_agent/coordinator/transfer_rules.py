@@ -5,7 +5,7 @@ A transfer may take as long as the state needs, provided that it makes progress.
 """
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from everstep_agent.coordinator.join_rules import is_invited
@@ -28,15 +28,19 @@ class Progress:
 
 
 def plan_transfers(
-    epoch: EpochLevel, key: str, leaving: Collection[Id] = ()
+    epoch: EpochLevel, key: str, leaving: Collection[Id] = (), *, failed: int = 0
 ) -> tuple[Transfer, ...]:
     """Each newcomer copies the state from one staying rank that has the same place. No rank sends
     twice before all staying ranks of its place have sent once.
+
+    Args:
+        failed: how many times in a row one of the newcomers has failed to join; the sender may be
+            the reason, so another one begins.
     """
     mesh = epoch.mesh
     staying = [r for m in epoch.members if m.id not in leaving for r in m.ranks.values()]
     givers = {
-        p: itertools.cycle([r for r in staying if mesh.place_of(r) == p]) for p in range(mesh.unit)
+        p: _cycle([r for r in staying if mesh.place_of(r) == p], failed) for p in range(mesh.unit)
     }
     expected = {m.id: m for m in with_newcomers(epoch.members, epoch.joining, epoch.slots_together)}
     takers = [(m, local) for m in epoch.joining for local in m.ranks]
@@ -49,6 +53,11 @@ def plan_transfers(
         )
         for number, (m, local) in enumerate(takers)
     )
+
+
+def _cycle(ranks: Sequence[int], start: int) -> Iterator[int]:
+    """The ranks in turn, without end, from that place on."""
+    return itertools.islice(itertools.cycle(ranks), start, None)
 
 
 def list_taken(
