@@ -123,8 +123,8 @@ def run(main: Callable[[Job], None], *, seed: int = 0, exact_reduction: bool = F
         raise Misuse(
             f"everstep.run({main!r}): give it the function: everstep.run(main), not main()"
         )
-    validate.whole("everstep.run: seed", seed)
-    validate.flag("everstep.run: exact_reduction", exact_reduction)
+    seed = validate.whole("everstep.run: seed", seed)
+    exact_reduction = validate.flag("everstep.run: exact_reduction", exact_reduction)
     path = os.environ.get(env.AGENT_SOCKET)
     if not path:
         raise NotUnderAgent(

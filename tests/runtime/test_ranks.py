@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -79,6 +80,19 @@ def test_ranks_without_micro_batches_take_part(tmp_path: Path) -> None:
 def test_two_runs_at_one_size_are_equal_to_the_last_bit(tmp_path: Path) -> None:
     first, second = (applied(tmp_path / n, 3, lambda job: train(job, 14, 2)) for n in ("a", "b"))
     assert [a.entries for a in first[0]] == [a.entries for a in second[0]]
+
+
+def test_run_takes_a_seed_of_numpy(tmp_path: Path) -> None:
+    """A save holds it as JSON."""
+
+    def main(job: Job) -> None:
+        train(job, 14, 2)
+
+    given: dict[str, Any] = {"seed": np.int64(4), "exact_reduction": np.bool_(True)}
+    with agent(tmp_path, lambda: run(main, **given), 1) as ours:
+        ours.finish()
+        assert ours.workers[0].status == 0, ours.output()
+        assert [staged.step for staged in ours.workers[0].of(wire.Staged)] == [STEPS]
 
 
 def test_ranks_that_draw_from_different_feeds_apply_nothing(tmp_path: Path) -> None:
