@@ -376,8 +376,7 @@ class Tracked:
         """`converted`: the ids of parameters that have another dtype than the stored ones."""
         try:
             if kind == "tensor":
-                with torch.no_grad():
-                    thing.copy_(value)
+                _fill(thing, value)
             elif kind == "module":
                 back = {
                     short: key
@@ -395,6 +394,17 @@ class Tracked:
                 f"{name}: the checkpoint does not fit: {' '.join(str(error).split())} "
                 "Build it as it was when it was saved, or start another run (--run, checkpoint.run)"
             ) from None
+
+
+def _fill(tensor: torch.Tensor, stored: torch.Tensor) -> None:
+    """Raises ValueError if the shapes differ: `copy_` would repeat the stored numbers."""
+    if stored.shape != tensor.shape:
+        there, here = tuple(stored.shape), tuple(tensor.shape)
+        raise ValueError(
+            f"it holds a tensor of shape {there}, and the script tracks one of shape {here}."
+        )
+    with torch.no_grad():
+        tensor.copy_(stored)
 
 
 def _describe_dtypes(name: str, stored: torch.Tensor, own: torch.Tensor) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import resource
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -638,6 +639,29 @@ def test_another_shape_than_the_checkpoint_has_is_refused(
     after = resumed(trial, a_trial, tmp_path)
     with pytest.raises(StateError, match="model: the checkpoint does not fit"):
         after.job.track(model=nn.Linear(4, 4))
+
+
+@pytest.mark.parametrize(
+    "stored", [torch.tensor(2.0), torch.ones(1), torch.ones(3), torch.ones(1, 2)]
+)
+@pytest.mark.parametrize("how", ["restarts", "joins"])
+def test_so_is_another_shape_of_a_tensor(tmp_path: Path, stored: torch.Tensor, how: str) -> None:
+    """Also if torch would repeat the stored numbers to fill it."""
+
+    def begin(folder: str, scale: torch.Tensor, **start: Any) -> Trial:
+        (tmp_path / folder).mkdir()
+        trial = Trial(tmp_path / folder, **start).track()
+        trial.job.track(scale=scale)
+        return trial
+
+    first = begin("first", stored)
+    for step in first.job.steps(until=2):
+        first.take(step)
+    shapes = re.escape(f"of shape {tuple(stored.shape)}, and the script tracks one of shape (2,).")
+    own = torch.zeros(2)
+    with pytest.raises(StateError, match=f"^scale: the checkpoint does not fit: .*{shapes} Build"):
+        taken_over(tmp_path, how, first, lambda **start: begin("after", own, **start))
+    assert own.tolist() == [0.0, 0.0]
 
 
 def test_what_is_no_longer_tracked_is_noted(
