@@ -6,7 +6,6 @@ of where each of these is. Only parent and child exchange such files.
 """
 
 import io
-import mmap
 import os
 import pickle
 import struct
@@ -17,6 +16,10 @@ import torch
 _END = struct.Struct("=2q")
 """Where the index is: the last bytes of the file."""
 _ALIGNED = 64
+COPIED_BYTES = 2**16
+"""Smaller tensors and arrays are copied, so that a script which keeps the labels of a batch does not keep
+the memory of its inputs.
+"""
 Span = tuple[int, int]
 
 
@@ -38,22 +41,33 @@ def pack(thing: Any) -> int:
 
 
 def unpack(number: int, *, only_reader: bool = True) -> Any:
-    """Return what the file holds, and close `number`. Tensors and arrays are views of the
-    file, and may be written to.
+    """Return what the file holds, and close `number`. Tensors and arrays may be written to. Large ones
+    are views of the file, whose memory is freed with the last of them.
 
     Args:
         only_reader: False: other processes read the file, too, so a page that this process writes
             to becomes its own copy.
     """
-    flags = mmap.MAP_SHARED | mmap.MAP_POPULATE if only_reader else mmap.MAP_PRIVATE
     try:
-        room = mmap.mmap(number, 0, flags=flags)
+        room = _map(number, shared=only_reader)
     finally:
         os.close(number)
-    view = memoryview(room)
+    view = room.numpy().data
     at, length = _END.unpack(view[-_END.size :])
     (start, size), spans = pickle.loads(view[at : at + length])
-    return pickle.loads(view[start : start + size], buffers=[view[a : a + n] for a, n in spans])
+    buffers = [_take(room[a : a + n]) for a, n in spans]
+    return pickle.loads(view[start : start + size], buffers=buffers)
+
+
+def _map(number: int, *, shared: bool) -> torch.Tensor:
+    """The bytes of the file. Unlike `mmap.mmap`, this mapping keeps no descriptor."""
+    size = os.fstat(number).st_size
+    path = f"/proc/self/fd/{number}"
+    return torch.from_file(path, shared=shared, size=size, dtype=torch.uint8, device="cpu")
+
+
+def _take(part: torch.Tensor) -> memoryview:
+    return (part if len(part) >= COPIED_BYTES else part.clone()).numpy().data
 
 
 def _append(file: BinaryIO, content: memoryview | bytes) -> Span:

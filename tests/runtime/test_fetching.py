@@ -1,6 +1,8 @@
 """What a rank will request next, and objects that travel between processes."""
 
+import os
 from collections import namedtuple
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -105,3 +107,50 @@ def test_other_objects_arrive_and_may_be_written_to() -> None:
     found["arrays"][0][0] = 9
     found["tensor"] += 1
     assert found["tensor"].tolist() == [1, 1, 1]
+
+
+LARGE = torch.arange(float(parcel.COPIED_BYTES))
+
+
+def count_mapped() -> int:
+    """Number of parcels that this process maps."""
+    return Path("/proc/self/maps").read_text().count("everstep-parcel")
+
+
+def count_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("large", [LARGE, LARGE.numpy()], ids=["tensor", "array"])
+def test_a_batch_that_is_kept_holds_its_memory_and_no_descriptor(large: Any) -> None:
+    before = count_descriptors()
+    kept = [through({"inputs": large, "labels": BIG}) for _ in range(3)]
+    assert count_descriptors() == before
+    assert count_mapped() == 3
+    assert all((batch["inputs"] == large).all() for batch in kept)
+    del kept
+    assert count_mapped() == 0
+
+
+@pytest.mark.parametrize("small", [BIG, BIG.numpy()], ids=["tensor", "array"])
+def test_labels_that_are_kept_do_not_hold_the_memory_of_their_batch(small: Any) -> None:
+    labels = through((LARGE, small))[1]
+    assert count_mapped() == 0
+    assert (labels == small).all()
+    labels += 1
+    assert (labels == small + 1).all()
+
+
+def test_tensors_lie_as_well_in_memory_as_those_of_torch() -> None:
+    """Kernels may round otherwise if not."""
+    found = through([BIG[:1], LARGE, BIG[:3]])
+    assert [tensor.data_ptr() % 64 for tensor in found] == [0, 0, 0]
+
+
+def test_what_several_processes_read_each_writes_to_for_itself() -> None:
+    number = parcel.pack(LARGE)
+    first = parcel.unpack(os.dup(number), only_reader=False)
+    first += 1
+    second = parcel.unpack(number, only_reader=False)
+    assert torch.equal(second, LARGE)
+    assert torch.equal(first, LARGE + 1)
