@@ -6,7 +6,7 @@ tree. Ranks follow slot order.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,11 @@ class LocalState:
         """Raises `Misuse`."""
         for name, thing in objects.items():
             self._tracked.add(name, thing)
+
+    def may_hold(self, parameters: Collection[torch.Tensor]) -> bool:
+        """Whether one of these is of a module here, or may be of an object with a state_dict of its own."""
+        own = set(map(id, self._tracked.named_parameters().values()))
+        return any(self._tracked.of_kind("object")) or not own.isdisjoint(map(id, parameters))
 
     def capture(self, rank: int) -> state.Tensors:
         """Copy the state, because it may change at any time. Raises `StateError`."""

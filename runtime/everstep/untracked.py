@@ -1,5 +1,5 @@
-"""Detects an optimizer that trains tracked parameters and is not tracked itself, or that steps too early, and
-a schedule that is not tracked.
+"""Detects an optimizer that trains tracked parameters and is not tracked itself, or that steps too early, a
+model and its optimizer that are both not tracked, and a schedule that is not tracked.
 
 Everstep hands gradients only to parameters that tracked optimizers hold, and saves only what is
 tracked. So an optimizer that is not tracked trains nothing, or loses its state whenever a rank joins
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from everstep.session import Session
 
 _sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
+_noted: "weakref.WeakSet[Session]" = weakref.WeakSet()
+"""Those that have noted an optimizer of which they know neither the state nor a parameter."""
 
 
 def watch(session: "Session") -> None:
@@ -52,6 +54,9 @@ def _check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             problem = find_problem(session.tracked, optimizer) if step.reductions else ""
         if problem:
             raise Misuse(f"step {step.number}: {problem}")
+        if session not in _noted and (told := describe_apart(session, optimizer)):
+            _noted.add(session)
+            session.note(told)
 
 
 def describe_schedule(tracked: Tracked) -> str:
@@ -68,6 +73,24 @@ def describe_schedule(tracked: Tracked) -> str:
                 "would begin it again. Name it in job.track(schedule=…)"
             )
     return ""
+
+
+def describe_apart(session: "Session", optimizer: torch.optim.Optimizer) -> str:
+    """Describe that an optimizer which has just made a step, and all that it trains, are tracked nowhere; empty:
+    that is not so.
+    """
+    tracked = session.tracked
+    if _is_tracked(tracked, optimizer):
+        return ""
+    trained = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    known = set(map(id, tracked.named_parameters().values()))
+    if not trained or known.intersection(map(id, trained)) or session.local.may_hold(trained):
+        return ""
+    return (
+        f"{type(optimizer).__name__}.step() trains parameters that no tracked module has: their gradients are not "
+        "summed, so each rank trains other values, and a checkpoint lacks them unless a tracked object holds them. "
+        "Name this optimizer and its model in job.track(…), or in job.track_local(…) if each rank is to train its own"
+    )
 
 
 def find_early(tracked: Tracked, optimizer: torch.optim.Optimizer) -> str:
@@ -90,10 +113,7 @@ def find_problem(tracked: Tracked, optimizer: torch.optim.Optimizer) -> str:
     """Describe what an optimizer that has just made a step fails to do because it is not tracked;
     empty: nothing.
     """
-    if any(
-        getattr(thing, "state", None) is optimizer.state
-        for _, thing in tracked.of_kind("optimizer")
-    ):
+    if _is_tracked(tracked, optimizer):
         return ""
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     own = {name: p for name, p in tracked.named_parameters().items() if id(p) in held}
@@ -107,3 +127,9 @@ def find_problem(tracked: Tracked, optimizer: torch.optim.Optimizer) -> str:
     if own and optimizer.state and not tracked.may_hold_optimizers():
         return f"{who}, so a rank that joins or restarts would begin without its state: {fix}"
     return ""
+
+
+def _is_tracked(tracked: Tracked, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether this optimizer is tracked, or one that wraps it and shares its state."""
+    known = (thing for _, thing in tracked.of_kind("optimizer"))
+    return any(getattr(thing, "state", None) is optimizer.state for thing in known)

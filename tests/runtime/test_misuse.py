@@ -919,6 +919,60 @@ def test_optimizers_that_need_not_be_tracked(a_trial: Callable[..., Trial]) -> N
         wrapping.take(first_step(wrapping))
 
 
+class Agent:
+    """Holds a model in a state of its own."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.state_dict, self.load_state_dict = model.state_dict, model.load_state_dict
+
+
+LOCAL: dict[str, Callable[[torch.nn.Module, torch.optim.Optimizer], dict[str, Any]]] = {
+    "nowhere": lambda other, its: {},
+    "both": lambda other, its: {"other": other, "its": its},
+    "the model": lambda other, its: {"other": other},
+    "an object": lambda other, its: {"agent": Agent(other)},
+}
+
+
+@pytest.mark.parametrize("where", LOCAL)
+@pytest.mark.parametrize("when", ["within the loop", "after it"])
+def test_a_model_and_its_optimizer_that_are_both_forgotten_are_noted(
+    trial: Trial, where: str, when: str
+) -> None:
+    """Unless each rank is to train its own."""
+    other = torch.nn.Linear(3, 1)
+    its = torch.optim.Adam(other.parameters())
+    trial.job.track_local(**LOCAL[where](other, its))
+
+    def train() -> None:
+        its.zero_grad()
+        other(torch.ones(1, 3)).sum().backward()
+        its.step()
+
+    for step in trial.job.steps(until=3):
+        for batch in step.batches(trial.data):
+            step.backward(trial.loss(batch))
+            if when == "within the loop":
+                train()
+        trial.optimizer.step()
+        if when == "after it":
+            train()
+    first, *others = trial.agent.of(wire.Applied)
+    told = "Adam.step() trains parameters that no tracked module has"
+    assert [told in note for note in first.notes] == ([True] if where == "nowhere" else [])
+    assert [applied.notes for applied in others] == [(), ()]
+
+
+def test_an_untracked_optimizer_of_frozen_weights_trains_nothing(trial: Trial) -> None:
+    other = torch.nn.Linear(3, 1).requires_grad_(False)
+    its = torch.optim.Adam(other.parameters())
+    for step in trial.job.steps(until=1):
+        trial.take(step)
+        its.step()
+    (applied,) = trial.agent.of(wire.Applied)
+    assert applied.notes == ()
+
+
 class Bare(torch.optim.Optimizer):
     """Wraps an optimizer and does not call `Optimizer.__init__`, as accelerate's does."""
 
