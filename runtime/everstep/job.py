@@ -354,6 +354,7 @@ class Job:
         self._asides.forget()  # such as an evaluation from before the first step that has not ended
         where, category = (Where.STARTUP, "startup") if starting else (Where.STEP, "step")
         self._session.meter.enter(where, category=category, phase=Phase.COMPUTING, reduction=0)
+        self._session.reducer.begin_step()
         self._session.step = StepState(self._session, number)
         return self._session.step
 

@@ -199,11 +199,12 @@ class Loop:
         self._expect()
         if len(self) > 1 or membership.can_regroup:
             self._buffers_before = self._session.buffers.hold()
+        reducer, first = self._session.reducer, self._step.reductions == 0
         known = list(self._session.tracked.named_parameters().values())
-        self._session.reducer.watch(known)  # the script may have unfrozen some
-        self._session.reducer.begin(
-            self._named, self._feed.micro_batches, first=self._step.reductions == 0
-        )
+        reducer.watch(known)  # the script may have unfrozen some
+        if first:
+            step_checks.require_no_gradients(self._step, reducer.list_held())
+        reducer.begin(self._named, self._feed.micro_batches, first=first)
         self._session.meter.update(phase=Phase.COMPUTING, reduction=self._step.reductions)
 
     def _take_more(self) -> None:

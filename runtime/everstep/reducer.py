@@ -67,7 +67,9 @@ class Reducer:
         """The newest gradients that were delivered are this rank's own."""
         self._bucket_bytes = bucket_bytes
         self._hooked: dict[int, Any] = {}
-        self._watched: list[torch.nn.Parameter] = []
+        """Id of a parameter → the handle of its hook; None: it can never require a gradient."""
+        self._watched: dict[int, torch.nn.Parameter] = {}
+        """Id → parameter, of those that may have a gradient."""
         self._aside: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         """Gradients that a former loop of the step delivered for other parameters, until this loop is over."""
         self._plans: dict[tuple[int, ...], Plan] = {}
@@ -82,12 +84,45 @@ class Reducer:
         self._open = self._inside = self._counting = False
 
     def watch(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Hook these parameters. A gradient that the loop did not ask for is dropped."""
+        """Hook these parameters, frozen ones too: the script may unfreeze them within a loop. A gradient
+        that the loop did not ask for is dropped.
+        """
         for parameter in parameters:
-            if id(parameter) not in self._hooked and parameter.requires_grad:
-                hook: Any = parameter.register_post_accumulate_grad_hook
-                self._hooked[id(parameter)] = hook(self._on_grad)
-                self._watched.append(parameter)
+            key = id(parameter)
+            if key in self._watched:
+                continue
+            if key not in self._hooked:
+                self._hooked[key] = self._hook(parameter)
+                if parameter.grad is not None:
+                    self._watched[key] = parameter
+            if parameter.requires_grad:
+                self._watched[key] = parameter
+
+    def _hook(self, parameter: torch.nn.Parameter) -> Any:
+        register: Any = parameter.register_post_accumulate_grad_hook
+        if parameter.requires_grad:
+            return register(self._on_grad)
+        try:
+            parameter.requires_grad_(True)  # else torch takes no hook
+        except RuntimeError:  # whole numbers, for example
+            return None
+        try:
+            return register(self._on_grad)
+        finally:
+            parameter.requires_grad_(False)
+
+    def begin_step(self) -> None:
+        """End the gradients of the step before, of all parameters: a rank that joins has none."""
+        if self._steps:  # else they are not of a step, and the first loop refuses them
+            for parameter in self._watched.values():
+                parameter.grad = None
+        self._steps += 1
+        for key in [k for k, step in self._used_in.items() if self._steps - step > PLAN_STEPS]:
+            del self._plans[key], self._used_in[key]
+
+    def list_held(self) -> list[torch.nn.Parameter]:
+        """The parameters that have a gradient now."""
+        return [p for p in self._watched.values() if p.grad is not None]
 
     def begin(
         self, named: dict[str, torch.nn.Parameter], micro_batches: int, *, first: bool = True
@@ -95,30 +130,26 @@ class Reducer:
         """Begin a loop over `micro_batches` of all ranks: there is no gradient yet, and `.grad` is None.
 
         Args:
-            first: this is the first loop of its step. It ends the gradients of former steps, of all
-                parameters: a rank that joins has none.
+            first: this is the first loop of its step, and no parameter has a gradient.
         """
         self._micro_batches = micro_batches
-        if first:
-            self._begin_step()
         self._plan = self._find_plan(named)
         self.watch(self._plan.parameters)
         self._own = [None] * len(named)
         self._reset()
-        for parameter in self._plan.parameters:
-            parameter.grad = None
-        self._aside = [(p, p.grad) for p in self._watched if p.grad is not None]
-        for parameter, _ in self._aside:
-            parameter.grad = None
+        self._aside = []
+        if not first:
+            self._set_aside()
         self._plan.leave_shared()
         self._open, self._counting = True, False
 
-    def _begin_step(self) -> None:
-        for parameter in self._watched:
+    def _set_aside(self) -> None:
+        """Keep what former loops of the step have delivered for parameters that this one does not sum."""
+        held = self.list_held()
+        others = [p for p in held if id(p) not in self._plan.index]
+        self._aside = [(p, p.grad) for p in others if p.grad is not None]
+        for parameter in held:
             parameter.grad = None
-        self._steps += 1
-        for key in [k for k, step in self._used_in.items() if self._steps - step > PLAN_STEPS]:
-            del self._plans[key], self._used_in[key]
 
     def _find_plan(self, named: dict[str, torch.nn.Parameter]) -> Plan:
         key = tuple(id(p) for p in named.values())
@@ -276,8 +307,9 @@ class Reducer:
         self._works, self._own = [], [None] * len(self._plan.parameters)
         self._aside = []
 
-    def _on_grad(self, parameter: torch.Tensor) -> None:
+    def _on_grad(self, parameter: torch.nn.Parameter) -> None:
         if not self._open:
+            self._watched[id(parameter)] = parameter
             return
         grad, parameter.grad = parameter.grad, None
         if not self._inside:

@@ -1,17 +1,44 @@
-"""Checks that may end the job after a step's reduction and before the step is applied.
+"""Checks that may end the job before a step is applied: before its first loop, and after each reduction.
 
-All ranks hold the same sums, so all decide the same, and none has to ask another.
+All ranks run the same script and hold the same sums, so all decide the same, and none has to ask another.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
+
+import torch
 
 from everstep import guards, rewind, undo_step, vector
 from everstep.batches import Batches
 from everstep.errors import Misuse
+from everstep.sharded import local_of
 from everstep.step_state import StepState
 from everstep_contract.report import Cause
+
+
+def require_no_gradients(step: StepState, held: Collection[torch.nn.Parameter]) -> None:
+    """Raises `Misuse` if the script has computed a gradient that the step's first loop would drop.
+
+    Args:
+        held: the parameters that have a gradient. One that is zero, as `zero_grad(set_to_none=False)`
+            leaves it, is removed.
+    """
+    for parameter in held:
+        if parameter.grad is not None and not _is_zero(parameter.grad):
+            known = step.session.tracked.named_parameters()
+            name = next(name for name, one in known.items() if one is parameter)
+            raise Misuse(
+                f"step {step.number}: {name} has a gradient from a backward() before the loop over step.batches, which "
+                "would drop it. Compute that loss within the loop, and call step.backward with the sum of the losses. "
+                "If the gradient is to be dropped, call optimizer.zero_grad(), or model.zero_grad(), before the loop"
+            )
+        parameter.grad = None
+
+
+def _is_zero(gradient: torch.Tensor) -> bool:
+    own = local_of(gradient)
+    return own.layout == torch.strided and not bool(own.any())
 
 
 def require_finite(step: StepState, feed: Batches, summary: vector.Summary) -> None:

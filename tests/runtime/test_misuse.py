@@ -759,6 +759,119 @@ def test_gradients_of_a_step_that_nothing_applies_are_noted(trial: Trial, how: s
     assert second.notes == ()
 
 
+def compute_apart(trial: Trial) -> None:
+    trial.model(torch.ones(1, 3)).sum().backward()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_gradient_that_is_computed_before_the_loop(trial: Trial, number: int) -> None:
+    """Such as that of a penalty, which the loop would drop."""
+    with pytest.raises(
+        Misuse, match=rf"^step {number}: model\.\w+ has a gradient .*step\.backward"
+    ):
+        for step in trial.job.steps(until=3):
+            if step.number == number:
+                compute_apart(trial)
+            trial.take(step)
+    assert len(trial.agent.of(wire.Applied)) == number - 1
+
+
+@pytest.mark.parametrize("tracks", ["before", "after"])
+def test_a_gradient_that_is_computed_before_the_steps(
+    a_trial: Callable[..., Trial], tracks: str
+) -> None:
+    trial = a_trial()
+    if tracks == "before":
+        trial.track()
+    compute_apart(trial)
+    if tracks == "after":
+        trial.track()
+    with pytest.raises(Misuse, match=r"has a gradient .*optimizer\.zero_grad\(\)"):
+        trial.take(first_step(trial))
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_gradient_of_a_parameter_that_was_frozen_since(trial: Trial, number: int) -> None:
+    """The optimizer would apply it at each step."""
+    bias = trial.model.bias
+
+    def compute_it() -> None:
+        bias.requires_grad_(True)
+        compute_apart(trial)
+        bias.requires_grad_(False)
+        trial.model.weight.grad = None
+
+    bias.requires_grad_(False)
+    if number == 0:
+        compute_it()
+    with pytest.raises(Misuse, match=r"model\.bias has a gradient"):
+        for step in trial.job.steps(until=2):
+            if step.number == number:
+                compute_it()
+            trial.take(step)
+    assert len(trial.agent.of(wire.Applied)) == max(0, number - 1)
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("place", ["before", "top", "loop", "after"])
+def test_zero_grad_where_scripts_have_it(
+    a_trial: Callable[..., Trial], to_none: bool, place: str
+) -> None:
+    """In each of these places it drops what the script has computed for itself."""
+    plain = a_trial().track()
+    for step in plain.job.steps(until=3):
+        plain.take(step)
+    trial = a_trial().track()
+
+    def reach(where: str) -> None:
+        if where == place:
+            trial.optimizer.zero_grad(set_to_none=to_none)
+
+    compute_apart(trial)
+    reach("before")
+    if place == "after":
+        trial.optimizer.zero_grad()
+    for step in trial.job.steps(until=3):
+        if place == "top":
+            compute_apart(trial)
+        reach("top")
+        batches = step.batches(trial.data)
+        reach("loop")
+        for batch in batches:
+            step.backward(trial.loss(batch))
+        trial.optimizer.step()
+        reach("after")
+    assert torch.equal(trial.model.weight, plain.model.weight)
+    assert torch.equal(trial.model.bias, plain.model.bias)
+
+
+def test_a_gradient_may_be_added_to_that_of_the_global_batch(trial: Trial) -> None:
+    """After the loop, where each rank computes the same. The next step drops it, as all that are left."""
+    for step in trial.job.steps(until=3):
+        assert trial.model.weight.grad is None
+        sum_gradients(trial, step)
+        of_batch = trial.model.weight.grad.clone()
+        compute_apart(trial)
+        assert torch.equal(trial.model.weight.grad, of_batch + 1)
+        trial.optimizer.step()
+        compute_apart(trial)
+
+
+def test_zeros_that_zero_grad_has_left_are_not_applied(a_trial: Callable[..., Trial]) -> None:
+    """To an optimizer a gradient of zero is one: here it would decay the weights that the loop leaves out."""
+    trial = a_trial()
+    trial.optimizer = torch.optim.SGD(trial.model.parameters(), lr=0.1, weight_decay=0.5)
+    trial.track()
+    before = trial.model.bias.detach().clone()
+    compute_apart(trial)
+    trial.optimizer.zero_grad(set_to_none=False)
+    step = first_step(trial)
+    for batch in step.batches(trial.data, params=[trial.model.weight]):
+        step.backward(trial.loss(batch))
+    trial.optimizer.step()
+    assert torch.equal(trial.model.bias, before)
+
+
 def test_zero_grad_within_the_loop_does_nothing(trial: Trial) -> None:
     step = first_step(trial)
     for batch in step.batches(trial.data):

@@ -29,6 +29,7 @@ class Training:
 
     def reduce(self, scale: float, *, factor: float = 1.0) -> None:
         group, named = self.group, dict(self.layer.named_parameters())
+        self.reducer.begin_step()
         self.reducer.begin(named, 1)
         rows = torch.full((2, WIDTH, 3, 3), scale)
         loss = self.layer(rows if isinstance(self.layer, torch.nn.Conv2d) else rows[:, :, 0, 0])
@@ -210,6 +211,7 @@ def test_buffers_that_no_loop_uses_any_more_are_freed() -> None:
     layers = [torch.nn.Linear(WIDTH, 1) for _ in range(3 * module.PLAN_STEPS)]
     reducer = Reducer()
     for step, layer in enumerate(layers):
+        reducer.begin_step()
         for first, own in ((True, layer), (False, layers[-1 - step % 2])):
             reducer.begin(dict(own.named_parameters()), 1, first=first)
             reducer.flush(LocalGroup())
@@ -218,5 +220,6 @@ def test_buffers_that_no_loop_uses_any_more_are_freed() -> None:
             reducer.deliver([0.0, 0.0], 1.0)
         assert len(reducer._plans) <= module.PLAN_STEPS + 3
     kept = list(reducer._plans.values())
+    reducer.begin_step()
     reducer.begin(dict(layers[-1].named_parameters()), 1)
     assert reducer._plan in kept, "a plan in use stays"
