@@ -9,7 +9,7 @@ continues as if nothing had happened, and parks at the boundary after the step.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any
 
 import numpy as np
@@ -49,8 +49,14 @@ class Loop:
     """What `step.batches` returns."""
 
     def __init__(
-        self, step: StepState, feed: Batches, named: dict[str, torch.nn.Parameter], overlap: bool
+        self,
+        step: StepState,
+        feed: Batches,
+        named: dict[str, torch.nn.Parameter],
+        asked: Set[int] | None,
+        overlap: bool,
     ) -> None:
+        """`asked`: ids of the parameters that the script asks for; None: those that the tracked optimizers hold."""
         self._step, self._session, self._feed = step, step.session, feed
         self._session.at_track.require_same_groups()
         self._session.at_track.require_same_parameters()
@@ -60,7 +66,7 @@ class Loop:
         self._first = self._session.feeds.draw(feed, step.number)
         """Place of the step's first sample in the order of the feed."""
         self._draw = order.derive("draw", feed.name, self._first) % 2**32
-        self._named, self._overlap = named, overlap
+        self._named, self._asked, self._overlap = named, asked, overlap
         membership = self._session.membership
         self._mesh = membership.mesh
         self._counts = self._mesh.counts(membership.rank)
@@ -365,6 +371,7 @@ class Loop:
         if not more:
             session.meter.update(phase=Phase.REDUCED)
         step_checks.require_same_counts(step, self._counts_of_schedules)
+        step_checks.require_still_frozen(step, self._asked, session.reducer.dropped)
         step_checks.require_finite(step, self._feed, summary)
         step.start.check_buffers()
         if session.most_reductions > 1 and step.reductions == 0:
@@ -447,17 +454,16 @@ class Loop:
 def choose_parameters(
     trained: dict[str, torch.nn.Parameter],
     known: dict[str, torch.nn.Parameter],
-    asked: Iterable[torch.nn.Parameter] | None,
+    asked: Set[int] | None,
 ) -> dict[str, torch.nn.Parameter]:
-    """The parameters of one loop, in the order of the modules. Raises `Misuse`."""
+    """The parameters of one loop, in the order of the modules. Raises `Misuse`. `asked`: as for `Loop`."""
     if asked is None:
         return trained
-    wanted = {id(p) for p in asked}
-    found = {n: p for n, p in known.items() if id(p) in wanted and p.requires_grad}
-    if len({id(p) for p in known.values()} & wanted) != len(wanted):
+    found = {n: p for n, p in known.items() if id(p) in asked and p.requires_grad}
+    if len({id(p) for p in known.values()} & asked) != len(asked):
         raise Misuse("step.batches(params=…): it names a parameter that no tracked module has")
     if not found:
-        raise Misuse(f"step.batches(params=…): {_ALL_FROZEN if wanted else _NO_PARAMETERS}")
+        raise Misuse(f"step.batches(params=…): {_ALL_FROZEN if asked else _NO_PARAMETERS}")
     return found
 
 

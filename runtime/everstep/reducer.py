@@ -72,6 +72,8 @@ class Reducer:
         """Id → parameter, of those that may have a gradient."""
         self._aside: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         """Gradients that a former loop of the step delivered for other parameters, until this loop is over."""
+        self.dropped: set[int] = set()
+        """Ids of parameters whose gradients this loop has dropped, because it does not sum them."""
         self._plans: dict[tuple[int, ...], Plan] = {}
         self._used_in: dict[tuple[int, ...], int] = {}
         """The same keys → the last step that used the plan, in the count of this process."""
@@ -137,7 +139,7 @@ class Reducer:
         self.watch(self._plan.parameters)
         self._own = [None] * len(named)
         self._reset()
-        self._aside = []
+        self._aside, self.dropped = [], set()
         if not first:
             self._set_aside()
         self._plan.leave_shared()
@@ -318,6 +320,8 @@ class Reducer:
                 "inputs alone, call torch.autograd.grad(loss, inputs)"
             )
         index = self._plan.index.get(id(parameter))
+        if index is None:
+            self.dropped.add(id(parameter))
         if index is None or grad is None:
             return
         bucket = self._plan.bucket_of[index]

@@ -57,7 +57,8 @@ class Step:
 
         Raises:
             Misuse: another loop of this step has not ended, the step is already marked as applied,
-                or no parameter in `params` requires a gradient.
+                no parameter in `params` requires a gradient, the script has computed a gradient
+                before the loop, or unfreezes a parameter within it.
         """
         if not isinstance(data, Batches):
             raise Misuse(f"step.batches({type(data).__name__}): it takes what job.batches returned")
@@ -69,8 +70,9 @@ class Step:
                 "that changes the state"
             )
         tracked = self._state.session.tracked
-        named = choose_parameters(tracked.trained_parameters(), tracked.named_parameters(), params)
-        loop = Loop(self._state, data, named, overlap)
+        asked = None if params is None else {id(p) for p in params}
+        named = choose_parameters(tracked.trained_parameters(), tracked.named_parameters(), asked)
+        loop = Loop(self._state, data, named, asked, overlap)
         self._state.loop = loop
         return loop
 

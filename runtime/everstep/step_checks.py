@@ -4,7 +4,7 @@ All ranks run the same script and hold the same sums, so all decide the same, an
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from typing import Any
 
 import torch
@@ -78,6 +78,27 @@ def require_same_counts(step: StepState, before: Mapping[str, Any]) -> None:
             f"step {step.number}: {stepped[0]}.step() was called within the loop over step.batches. A rank calls it "
             "there once for each of its batches, so the learning rate would depend on the number of ranks. Call it "
             "after the loop, once for each step"
+        )
+
+
+def require_still_frozen(step: StepState, asked: Set[int] | None, dropped: Set[int]) -> None:
+    """Raises `Misuse` if the inner loop has dropped the gradient of a parameter that was frozen when it began, and that
+    it would have summed otherwise.
+
+    Args:
+        asked: as for `Loop`.
+        dropped: ids of parameters whose gradients the loop has dropped.
+    """
+    if not dropped:
+        return
+    tracked = step.session.tracked
+    known = tracked.held_parameters() if asked is None else tracked.named_parameters().items()
+    chosen = dropped if asked is None else dropped & asked
+    if name := next((n for n, p in known if id(p) in chosen), ""):
+        raise Misuse(
+            f"step {step.number}: {name} was frozen when the loop over step.batches began, and was unfrozen within it, "
+            "so the gradient of the global batch lacks it. Freeze and unfreeze parameters between two loops: call "
+            "requires_grad_(step.number >= N), for example, before the loop"
         )
 
 

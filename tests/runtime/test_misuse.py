@@ -759,6 +759,95 @@ def test_gradients_of_a_step_that_nothing_applies_are_noted(trial: Trial, how: s
     assert second.notes == ()
 
 
+@pytest.mark.parametrize("when", ["at once", "in a later batch"])
+@pytest.mark.parametrize("before", ["never trained", "trained"])
+def test_a_parameter_that_is_unfrozen_within_the_loop(trial: Trial, before: str, when: str) -> None:
+    """Its gradient would be that of some batches of one rank, or none."""
+    bias = trial.model.bias
+    bias.requires_grad_(before == "trained")
+    with pytest.raises(Misuse, match=r"^step 2: model\.bias was frozen .*unfrozen within.*between"):
+        for step in trial.job.steps(until=3):
+            bias.requires_grad_(before == "trained" and step.number == 1)
+            for index, batch in enumerate(step.batches(trial.data)):
+                if step.number == 2 and index >= (when == "in a later batch"):
+                    bias.requires_grad_(True)
+                step.backward(trial.loss(batch))
+            trial.optimizer.step()
+    assert [applied.step for applied in trial.agent.of(wire.Applied)] == [1]
+
+
+def test_a_parameter_that_is_unfrozen_for_a_part_of_each_batch(trial: Trial) -> None:
+    """From the second step on it is frozen when the loop begins."""
+    bias = trial.model.bias
+    with pytest.raises(Misuse, match=r"^step 2: model\.bias was frozen"):
+        for step in trial.job.steps(until=3):
+            for batch in step.batches(trial.data):
+                bias.requires_grad_(True)
+                step.backward(trial.loss(batch))
+                bias.requires_grad_(False)
+            trial.optimizer.step()
+
+
+@pytest.mark.parametrize("chosen", ["by the optimizers", "by the script"])
+def test_a_parameter_that_the_loop_does_not_sum_may_be_unfrozen_within_it(
+    trial: Trial, chosen: str
+) -> None:
+    """Its gradient is dropped. It would change the norm that clipping uses, on each rank in another way."""
+    other = torch.nn.Linear(1, 1).requires_grad_(False)
+    trial.job.track(other=other)
+    params = None if chosen == "by the optimizers" else [*trial.model.parameters()]
+    for step in trial.job.steps(until=2):
+        for batch in step.batches(trial.data, params=params):
+            other.weight.requires_grad_(True)
+            step.backward(other(trial.loss(batch).view(1, 1)).sum())
+        assert other.weight.grad is None
+        assert trial.model.weight.grad is not None
+        other.weight.requires_grad_(False)
+
+
+def test_a_parameter_that_the_script_chooses_and_unfreezes_within_the_loop(trial: Trial) -> None:
+    bias = trial.model.bias.requires_grad_(False)
+    step = first_step(trial)
+    with pytest.raises(Misuse, match=r"^step 1: model.bias was frozen"):
+        for batch in step.batches(trial.data, params=trial.model.parameters()):
+            bias.requires_grad_(True)
+            step.backward(trial.loss(batch))
+
+
+def test_parameters_that_no_gradient_can_have(trial: Trial) -> None:
+    """Such as the packed weights of a quantised layer."""
+    packed = torch.nn.Module()
+    packed.weight = torch.nn.Parameter(torch.zeros(3, dtype=torch.int8), requires_grad=False)
+    trial.job.track(packed=packed)
+    for step in trial.job.steps(until=2):
+        trial.take(step)
+    assert not packed.weight.requires_grad
+
+
+def test_a_parameter_may_be_frozen_for_a_part_of_each_batch(trial: Trial) -> None:
+    """As the discriminator of a GAN is while the generator's loss is computed."""
+    for step in trial.job.steps(until=2):
+        for batch in step.batches(trial.data):
+            trial.model.requires_grad_(False)
+            held = trial.loss(batch)
+            trial.model.requires_grad_(True)
+            step.backward(trial.loss(batch) + held)
+        assert trial.model.bias.grad is not None
+        trial.optimizer.step()
+
+
+def test_parameters_are_frozen_and_unfrozen_between_two_loops(trial: Trial) -> None:
+    weight, bias = trial.model.weight, trial.model.bias
+    for step in trial.job.steps(until=3):
+        for chosen, other in ((weight, bias), (bias, weight)):
+            chosen.requires_grad_(True)
+            other.requires_grad_(False)
+            for batch in step.batches(trial.data, params=[chosen]):
+                step.backward(trial.loss(batch))
+            assert chosen.grad is not None
+        trial.optimizer.step()
+
+
 def compute_apart(trial: Trial) -> None:
     trial.model(torch.ones(1, 3)).sum().backward()
 
