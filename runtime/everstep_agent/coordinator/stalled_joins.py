@@ -57,7 +57,7 @@ def forget_joined(
 
 
 def count_most(known: Mapping[Pod, FailedJoins], newcomers: Iterable[EpochMember]) -> int:
-    """How many times in a row that one of these newcomers has failed that has failed most often."""
+    """The largest number of failed joins in a row of any of these newcomers."""
     return max((known[m.id[:2]].count for m in newcomers if m.id[:2] in known), default=0)
 
 

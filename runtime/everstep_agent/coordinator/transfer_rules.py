@@ -34,8 +34,8 @@ def plan_transfers(
     twice before all staying ranks of its place have sent once.
 
     Args:
-        failed: how many times in a row one of the newcomers has failed to join; the sender may be
-            the reason, so another one begins.
+        failed: the largest number of failed joins in a row of any newcomer. The sender may be the
+            reason, so each failure moves the first sender on by one.
     """
     mesh = epoch.mesh
     staying = [r for m in epoch.members if m.id not in leaving for r in m.ranks.values()]
