@@ -236,7 +236,7 @@ class Agent:
 
     def _end(self, found: report.ExitReport) -> None:
         if self._ended is not None and not self._ended.done():
-            self.pod.quiet = True
+            self.pod.holds.quiet = True
             self._ended.set_result(found)
 
     def _write_report(self, found: report.ExitReport) -> report.ExitReport:
@@ -265,8 +265,8 @@ class Agent:
                 return
             if self._leave_by is not None:
                 pace.note_news()
-            self.pod.news.clear()
-            await pace.wait_for_news(self.pod.news)
+            self.pod.news.to_look.clear()
+            await pace.wait_for_news(self.pod.news.to_look)
 
     async def _watch_progress(self) -> None:
         while True:

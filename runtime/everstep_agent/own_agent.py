@@ -27,7 +27,7 @@ class OwnAgent:
         """Keys of the process group of an epoch that this agent started; kept even after another
         agent has taken the role.
         """
-        self.changed = pod.changed
+        self.changed = pod.news.to_report
         """Set whenever there is something new to report."""
         self.lost: set[str] = set()
         """Addresses of coordinators with which this agent has lost contact, and which have not
@@ -64,9 +64,9 @@ class OwnAgent:
             slot=self.me.slot,
             attempt=self.me.attempt,
             acting=coordinator is not None and not coordinator.term.ended,
-            epoch=self._pod.epoch,
+            epoch=self._pod.epoch.number,
             coordinator=self._state.following.address if self._state.following else "",
-            candidate=not self._pod.leaving and self._state.may_coordinate(self.me),
+            candidate=not self._pod.holds.leaving and self._state.may_coordinate(self.me),
         )
 
     @property

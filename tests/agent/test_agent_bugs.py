@@ -35,7 +35,7 @@ async def test_a_bug_in_what_follows_a_workers_word_or_death_ends_its_agent(
             pod.deaths.died = fail  # type: ignore[method-assign]
             os.kill(gang.worker(1), signal.SIGKILL)
         else:
-            pod._applied = fail  # type: ignore[method-assign]
+            pod.frames._applied = fail  # type: ignore[method-assign]
         assert_bug(await asyncio.wait_for(gang.tasks[1], 30))
 
 

@@ -259,5 +259,5 @@ async def test_a_frame_that_was_on_its_way_revives_nobody(tmp_path: Path) -> Non
         worker = pod.workers.current[0]
         os.kill(worker.pid, signal.SIGKILL)
         await until(lambda: not worker.alive)
-        pod._frame(worker, wire.Envelope(id=0, frame=wire.Finished(epoch=1, step=3)))
+        pod.frames.take(worker, wire.Envelope(id=0, frame=wire.Finished(epoch=1, step=3)))
         assert not worker.alive

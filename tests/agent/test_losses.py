@@ -59,7 +59,7 @@ async def test_a_worker_that_dies_while_the_former_epochs_uploads_end_is_replace
 
     async def end_late(saves: PodSaves) -> None:
         (pod,) = [a.pod for a in gang.agents.values() if a.pod.saves is saves]
-        if pod.me.slot == 1 and pod.epoch == 1:
+        if pod.me.slot == 1 and pod.epoch.number == 1:
             monkeypatch.setattr(PodSaves, "end", end)
             os.kill(pod.workers.fresh[0].pid, signal.SIGKILL)
             await gang.until(lambda _: not pod.workers.ready_lives())

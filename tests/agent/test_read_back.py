@@ -61,7 +61,7 @@ def a_gang(tmp_path: Path, traffic: Traffic) -> Gang:
     gang = Gang(tmp_path, 3, save_every_steps=12, peer_bandwidth=0)
     gang.stub |= {"STUB_UNTIL": "24", "STUB_STEP_MS": "60"}
     traffic.slot_of = lambda store: next(
-        (slot for slot, agent in gang.agents.items() if agent.pod.store is store), -1
+        (slot for slot, agent in gang.agents.items() if agent.pod.parts.context.store is store), -1
     )
     return gang
 

@@ -81,7 +81,7 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pod:
         relay=Relay(Pool("t"), line),
         on_part=lambda part: None,
     )
-    made.quiet = True
+    made.holds.quiet = True
     monkeypatch.setattr(made.workers, "recycle", lambda epoch: None)
     return made
 
@@ -92,7 +92,7 @@ def report(pod: Pod, frame: wire.StateTaken | wire.Parked, *, invited: bool = Tr
     worker = Worker(local=0, life=1, pid=NO_PID, page=page, page_path="", spawned_at=0.0)
     worker.state, worker.joins = State.TRACKED, 1
     pod.workers.fresh = {0: worker} if invited else {}
-    pod._frame(worker, wire.Envelope(frame=frame))
+    pod.frames.take(worker, wire.Envelope(frame=frame))
     pod.workers.fresh = {}
 
 
@@ -101,13 +101,13 @@ async def test_whatever_a_worker_reports_its_pod_waits_from_the_second_time_on(
     pod: Pod, frame: wire.StateTaken | wire.Parked
 ) -> None:
     report(pod, frame)
-    assert pod._held_back == set()
+    assert pod.holds.locals == set()
     began = time.monotonic()
     report(pod, frame)
     pod.look(began + PAUSES[1] - 0.1)
-    assert pod._held_back == {0}
+    assert pod.holds.locals == {0}
     pod.look(time.monotonic() + PAUSES[1] + 0.1)
-    assert pod._held_back == set()
+    assert pod.holds.locals == set()
 
 
 async def test_the_status_says_what_the_worker_has_reported(pod: Pod) -> None:
@@ -131,5 +131,5 @@ async def test_if_all_restart_only_a_worker_that_differs_waits(
         report(pod, frame)
     coordinator = levels.SlotAttempt(slot=1, attempt=0)
     pod.apply(Levels(coordinator=coordinator, address="host-1:7070", round=2))
-    assert pod._held_back == held
+    assert pod.holds.locals == held
     assert bool(pod.build_report(time.monotonic()).not_joined) is bool(held)

@@ -32,7 +32,7 @@ def let_join_elsewhere(
     def begin(term: Any, epoch: Any, cause: str) -> None:
         for slot in late if epoch.number == 2 else ():
             pod = gang.agents[slot].pod
-            pod.joined, pod.joined_token = epoch.number + 1, "of a rival"
+            pod.epoch.join(epoch.number + 1, "of a rival")
             joined.append(slot)
         publish(term, epoch, cause)
 

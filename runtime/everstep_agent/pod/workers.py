@@ -314,6 +314,10 @@ class WorkerSet:
         """Whether no local worker is in an epoch any more."""
         return all(not w.alive for w in self.current.values())
 
+    def all_stand(self) -> bool:
+        """Whether all living workers have reported their standing in a regroup."""
+        return all(w.standing is not None for w in self.current.values() if w.alive)
+
     async def end_all(self) -> None:
         await self._cancel_starts()
         await asyncio.gather(*(self._end(w) for w in list(self._all.values())))
