@@ -10,7 +10,7 @@ from typing import Any
 from everstep_contract.levels import Left, Seen
 from everstep_contract.report import FOUND_ALONE, Cause, ExitReport
 from everstep_contract.units import ONE_RANK, Mesh
-from everstep_operator.jobs.slots import Slots, choose_slots, list_units, order_members
+from everstep_operator.jobs.slots import GIVEN_UP, Slots, choose_slots, list_units, order_members
 from everstep_operator.model import MOST_SLOTS, JobSpec
 from everstep_operator.model_status import JobStatus
 from everstep_operator.values import NodeState, NodeVerdict
@@ -330,6 +330,7 @@ class Observed:
             known,
             self.slots_inside,
             self._slots_holding,
+            self._slots_awaited,
             replicas=spec.workers.replicas,
             spares=self.spares_wanted,
         )
@@ -411,6 +412,13 @@ class Observed:
         last |= {p.slot for p in self.current_pods if p.node in self._bad_nodes}
         found = {p.slot for p in self.current_pods}
         return tuple(sorted(found, key=lambda s: (s in last, s not in self._slots_up, s)))
+
+    @property
+    def _slots_awaited(self) -> tuple[int, ...]:
+        """Slots that have lost their pod and have no next one yet: first those that an incident moves."""
+        absent = (r for r in self.job.status.slots if self.pod_of(r.slot, r.attempt) is None)
+        lost = [r for r in absent if r.pod_uid or r.cause not in (None, *GIVEN_UP)]
+        return tuple(r.slot for r in sorted(lost, key=lambda r: (r.incident is None, r.slot)))
 
     @cached_property
     def _slots_up(self) -> frozenset[int]:
