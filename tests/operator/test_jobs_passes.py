@@ -472,6 +472,21 @@ async def test_a_spare_that_a_quota_refuses_in_the_dry_run_is_no_refusal_of_the_
     assert memory.spare_refusal is not None
 
 
+async def test_an_edit_ends_what_status_says_about_a_refused_spare() -> None:
+    cluster = ToyCluster()
+    operator = an_operator(cluster)
+    await placed_pods(cluster, operator)
+    cluster.edit_spec({"workers": {"spares": 1}})
+    cluster.feed(operator.world)
+    cluster.refuses = "exceeded quota"
+    await operator.run(KEY)
+    refusal = operator.observe(cluster.job()).spare_refusal
+    assert refusal is not None
+    assert refusal.message == "exceeded quota"
+    cluster.edit_spec({"recovery": {"gangSeconds": 100}})
+    assert operator.observe(cluster.job()).spare_refusal is None
+
+
 class Quota(ToyCluster):
     """A cluster with a quota of pods, which a dry run must not exceed either."""
 
