@@ -1,6 +1,7 @@
 """What a pass does around its plan: it confirms a loss before counting it, and reports errors."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -533,6 +534,31 @@ async def test_a_quota_that_refuses_a_resize_does_not_delay_the_next_pod_of_a_lo
     assert cluster.tried[2:] == [], "the pause after the refusal of the resize goes on"
     await run_passes(cluster, operator, after=1)
     assert cluster.tried[2:] == ["lm-3-1"]
+
+
+async def test_a_pod_that_is_refused_again_writes_no_status() -> None:
+    cluster = Quota()
+    cluster.allowed = 0
+    cluster.tried = []
+    operator = an_operator(cluster)
+    operator.verdicts = {}
+    await run_passes(cluster, operator)
+    status = cluster.job()["status"]
+    assert reason_of(status) == "PodRefused"
+    cluster.tried.clear()
+    cluster.now += 30
+    cluster.feed(operator.world)
+    await operator.run(KEY)
+    assert cluster.tried == ["lm-0-1"]
+    assert cluster.job()["status"] == status
+    cluster.allowed = 3
+    await run_passes(cluster, operator, after=30)
+    assert reason_of(cluster.job()["status"]) == "PodsStarting"
+
+
+def reason_of(status: Mapping[str, Any]) -> str:
+    (found,) = [c["reason"] for c in status["conditions"] if c["type"] == "Running"]
+    return str(found)
 
 
 async def test_a_quota_that_has_room_again_goes_to_the_lost_slot_and_not_to_the_resize() -> None:
