@@ -21,6 +21,7 @@ class Slot:
     slot: int
     attempt: int
     pod: str
+    """Empty: this attempt has no pod (yet)."""
     node: str
     note: str
 
@@ -110,7 +111,9 @@ def build_job(raw: Raw, now: float) -> Job:
         run=str(status.get("run") or ""),
         observed_at=str(status.get("observedAt") or ""),
         warnings=tuple(_warnings(raw, now)),
-        slots=tuple(_slot(meta["name"], s) for s in status.get("slots") or ()),
+        slots=tuple(
+            _slot(meta["name"], s) for s in status.get("slots") or () if not _is_given_up(s)
+        ),
         incidents=found,
     )
 
@@ -197,6 +200,11 @@ def _warnings(raw: Raw, now: float) -> list[str]:
     return found + [str(note) for note in status.get("notes") or ()]
 
 
+def _is_given_up(slot: Raw) -> bool:
+    """Whether a smaller size has ended the slot. Status keeps the number of its next attempt."""
+    return slot.get("cause") == "ScaledDown" and not slot.get("podUid")
+
+
 def _slot(job: str, raw: Raw) -> Slot:
     attempt, note = int(raw["attempt"]), ""
     if raw.get("leavingSince"):
@@ -207,7 +215,7 @@ def _slot(job: str, raw: Raw) -> Slot:
     return Slot(
         slot=int(raw["slot"]),
         attempt=attempt,
-        pod=f"{job}-{raw['slot']}-{attempt}",
+        pod=f"{job}-{raw['slot']}-{attempt}" if raw.get("podUid") else "",
         node=str(raw.get("node") or ""),
         note=note,
     )
