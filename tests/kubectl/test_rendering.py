@@ -117,6 +117,14 @@ def test_a_job_that_no_operator_has_seen_is_no_error() -> None:
     )
 
 
+def test_a_job_that_is_being_deleted_is_not_said_to_run() -> None:
+    raw = recordings.deleted(recordings.job())
+    shown = jobs.render_job(jobs.build_job(raw, NOW), NOW)
+    assert shown.startswith("default/tiny: Deleting\n  why          it is being deleted")
+    assert jobs.describe_state(raw).startswith("Deleting: it is being deleted")
+    assert jobs.find_end(raw) == "being deleted"
+
+
 def test_a_slot_without_a_pod_names_none() -> None:
     """A job that is suspended, waits for a pod, or was made smaller from 200 pods to 1."""
     records = [{"slot": 0, "attempt": 1, "podUid": "u", "node": "node-0"}]
