@@ -348,15 +348,16 @@ class Observed:
 
     @property
     def _may_lose_a_node(self) -> bool:
-        """Whether a member's node may be lost soon. A spare that was created for this stays until
-        its job has left that node, and until an operator that has just begun to act has judged the
-        nodes. A node on which a rank has died is suspect, too, but without evidence, so it does not
+        """Whether a member's node may be lost soon. A spare that was created for this stays, also while it
+        still starts, until its job has left that node, and until an operator that has just begun to act has
+        judged the nodes. A node on which a rank has died is suspect, too, but without evidence, so it does not
         count. Nor does a node beyond the cordon budget: a bad driver convicts many nodes at once, and
         jobs stay on them, so each job would hold one more node for nothing.
         """
         spec = self.job.spec
         doubted = [p for p in self.doubted if not self.verdicts[p.node].over_budget]
-        if spec is not None and len(self._slots_up) > spec.workers.replicas:
+        pods = [p for p in self.current_pods if not (p.over or p.deleting)]
+        if spec is not None and len(pods) > spec.workers.replicas:
             return bool(doubted) or not self.judged
         inside = [p for p in doubted if p.slot in self.slots_inside]
         return self.running and any(p.node not in self._bad_nodes for p in inside)
