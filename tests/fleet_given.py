@@ -19,7 +19,7 @@ from everstep_operator.fleet.observed import (
 )
 from everstep_operator.fleet.observing import plan_observing
 from everstep_operator.fleet.plan import Plan, plan
-from everstep_operator.health.verdicts import Held, choose_verdicts
+from everstep_operator.health.verdicts import build_held, choose_verdicts
 from everstep_operator.nodes import NodeFacts
 from everstep_operator.quarantines import rename_evidence, to_quarantine
 from everstep_operator.roster import build_roster
@@ -101,9 +101,14 @@ class Fleet:
 
     def verdicts(self) -> dict[str, NodeVerdict]:
         """The verdicts that the next pass publishes to the jobs."""
-        observed = self.observe()
-        memory = self.plan().memory
-        held = Held(quarantines=tuple(memory.alive.values()), admitted=memory.admitted)
+        return self._publish(self.plan().memory)
+
+    def verdicts_at_once(self) -> dict[str, NodeVerdict]:
+        """The verdicts that are published before the next pass, for instance because a rank has died."""
+        return self._publish(self.memory)
+
+    def _publish(self, memory: FleetMemory) -> dict[str, NodeVerdict]:
+        observed, held = self.observe(), build_held(memory)
         return choose_verdicts(observed.roster, observed.findings, held, self.now)
 
     def states(self) -> dict[str, str]:

@@ -39,6 +39,8 @@ def plan_drill(job: Raw, slot: int | None) -> Target | Refused:
             message=f"{name} has not opted in: kubectl annotate rtj -n {meta['namespace']} {name} "
             f"{ANNOTATION}={ALLOWED}"
         )
+    if end := jobs.find_end(job):
+        return Refused(message=f"{name} is {end}: a drill needs a job that runs")
     if not jobs.is_true(job, "Running") or jobs.is_true(job, "Recovering"):
         state = status.get("state") or jobs.NEW
         return Refused(message=f"{name} is {state}: a drill needs a job that runs")

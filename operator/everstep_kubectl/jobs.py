@@ -10,6 +10,13 @@ from everstep_kubectl import incidents, text
 Raw = Mapping[str, Any]
 NEW, UNSEEN = "New", "no operator has looked at it yet"
 """State and message of a job without a status."""
+DELETING = "Deleting"
+DELETED = (
+    "it is being deleted: the operator does nothing more for it, and its run stays in the store"
+)
+"""State and message of a job that still exists because of its pods (`--cascade=foreground`) or of somebody's
+finalizer. The operator writes no status any more, so the last one may say that it runs.
+"""
 STALE_SECONDS = 60.0
 """The figures of a running job are written every 10 s if they have changed. Older figures mean a long
 step, or that the operator is not running.
@@ -21,6 +28,7 @@ class Slot:
     slot: int
     attempt: int
     pod: str
+    """Empty: this attempt has no pod (yet)."""
     node: str
     note: str
 
@@ -86,8 +94,8 @@ def build_job(raw: Raw, now: float) -> Job:
     return Job(
         namespace=str(meta["namespace"]),
         name=str(meta["name"]),
-        state=str(status.get("state") or NEW),
-        message=str(status.get("message") or UNSEEN),
+        state=_state(raw)[0],
+        message=_state(raw)[1],
         ready=str((status.get("world") or {}).get("summary") or ""),
         mesh=_describe_mesh(raw),
         epoch=status.get("epoch"),
@@ -110,15 +118,27 @@ def build_job(raw: Raw, now: float) -> Job:
         run=str(status.get("run") or ""),
         observed_at=str(status.get("observedAt") or ""),
         warnings=tuple(_warnings(raw, now)),
-        slots=tuple(_slot(meta["name"], s) for s in status.get("slots") or ()),
+        slots=tuple(
+            _slot(meta["name"], s) for s in status.get("slots") or () if not _is_given_up(s)
+        ),
         incidents=found,
     )
 
 
 def describe_state(raw: Raw) -> str:
     """State and message, for a line of a command that waits."""
+    return ": ".join(_state(raw))
+
+
+def _state(raw: Raw) -> tuple[str, str]:
+    if is_deleted(raw):
+        return DELETING, DELETED
     status = raw.get("status") or {}
-    return f"{status.get('state') or NEW}: {status.get('message') or UNSEEN}"
+    return str(status.get("state") or NEW), str(status.get("message") or UNSEEN)
+
+
+def is_deleted(raw: Raw) -> bool:
+    return "deletionTimestamp" in raw["metadata"]
 
 
 def _describe_mesh(raw: Raw) -> str:
@@ -152,7 +172,9 @@ def condition(raw: Raw, kind: str) -> Raw | None:
 
 
 def find_end(job: Raw) -> str:
-    """The condition that says that the job is over; empty: it is not."""
+    """The condition that says that the job is over, or that it is being deleted; empty: neither."""
+    if is_deleted(job):
+        return "being deleted"
     return next((end for end in ("Complete", "Failed") if is_true(job, end)), "")
 
 
@@ -197,6 +219,11 @@ def _warnings(raw: Raw, now: float) -> list[str]:
     return found + [str(note) for note in status.get("notes") or ()]
 
 
+def _is_given_up(slot: Raw) -> bool:
+    """Whether a smaller size has ended the slot. Status keeps the number of its next attempt."""
+    return slot.get("cause") == "ScaledDown" and not slot.get("podUid")
+
+
 def _slot(job: str, raw: Raw) -> Slot:
     attempt, note = int(raw["attempt"]), ""
     if raw.get("leavingSince"):
@@ -207,7 +234,7 @@ def _slot(job: str, raw: Raw) -> Slot:
     return Slot(
         slot=int(raw["slot"]),
         attempt=attempt,
-        pod=f"{job}-{raw['slot']}-{attempt}",
+        pod=f"{job}-{raw['slot']}-{attempt}" if raw.get("podUid") else "",
         node=str(raw.get("node") or ""),
         note=note,
     )

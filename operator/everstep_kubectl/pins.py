@@ -58,8 +58,8 @@ def decide_suspended(job: Raw) -> Answer | None:
 
 def decide_over(job: Raw) -> Answer | None:
     """The answer for a job that is over, which saves no more checkpoints; None: it is not over."""
-    over = next((k for k in ("Complete", "Failed") if jobs.is_true(job, k)), None)
-    if over is None:
+    over = jobs.find_end(job)
+    if not over:
         return None
     who = job["metadata"]["name"]
     return Answer(ok=False, message=f"{who} is {over}: it saves no checkpoint any more")

@@ -25,6 +25,12 @@ def quarantines() -> list[dict[str, Any]]:
     return [n for n in nodes() if n["kind"] == "NodeQuarantine"]
 
 
+def deleted(raw: dict[str, Any]) -> dict[str, Any]:
+    """The job as it is while it is deleted in the foreground: its status stays as it was."""
+    gone = {**raw["metadata"], "deletionTimestamp": "2026-11-21T22:10:20Z"}
+    return {**raw, "metadata": gone}
+
+
 def with_condition(
     raw: dict[str, Any], kind: str, status: str, reason: str = "R"
 ) -> dict[str, Any]:

@@ -25,6 +25,7 @@ def test_a_job_that_did_not_opt_in_is_left_alone() -> None:
         (with_condition(a_job(), "Recovering", "True"), "a drill needs a job that runs"),
         (with_condition(a_job(), "CheckpointHealthy", "False", "Slow"), "not safe now: Slow"),
         (a_job(checkpoint=None), "has no checkpoint yet"),
+        (recordings.deleted(a_job()), "tiny is being deleted"),
     ],
 )
 def test_no_drill_meets_a_job_in_trouble(job: dict, said: str) -> None:

@@ -41,6 +41,12 @@ def test_a_job_that_is_over_saves_nothing() -> None:
     )
 
 
+def test_a_job_that_is_being_deleted_saves_nothing() -> None:
+    answer = pins.decide_pinned(recordings.deleted(recordings.job()), "before-lunch")
+    assert answer is not None
+    assert answer.message == "tiny is being deleted: it saves no checkpoint any more"
+
+
 def test_a_name_that_cannot_be_one_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["checkpoint", "byte-lm", "--pin", "Before Lunch"]) == 2
     assert (

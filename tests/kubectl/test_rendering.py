@@ -117,6 +117,33 @@ def test_a_job_that_no_operator_has_seen_is_no_error() -> None:
     )
 
 
+def test_a_job_that_is_being_deleted_is_not_said_to_run() -> None:
+    raw = recordings.deleted(recordings.job())
+    shown = jobs.render_job(jobs.build_job(raw, NOW), NOW)
+    assert shown.startswith("default/tiny: Deleting\n  why          it is being deleted")
+    assert jobs.describe_state(raw).startswith("Deleting: it is being deleted")
+    assert jobs.find_end(raw) == "being deleted"
+
+
+def test_a_slot_without_a_pod_names_none() -> None:
+    """A job that is suspended, waits for a pod, or was made smaller from 200 pods to 1."""
+    records = [{"slot": 0, "attempt": 1, "podUid": "u", "node": "node-0"}]
+    records += [{"slot": 1, "attempt": 2, "cause": "Suspended", "formerNode": "node-1"}]
+    records += [{"slot": 2, "attempt": 1}]
+    records += [{"slot": s, "attempt": 2, "cause": "ScaledDown"} for s in range(3, 200)]
+    records += [{"slot": 200, "attempt": 2, "cause": "ScaledDown", "podUid": "u", "node": "node-2"}]
+    job = jobs.build_job(recordings.job(slots=records), NOW)
+    lines = jobs.render_job(job, NOW).splitlines()
+    head = next(k for k, line in enumerate(lines) if line.startswith("SLOT"))
+    assert [line.split() for line in lines[head + 1 : head + 6]] == [
+        ["0", "tiny-0-1", "node-0", "-"],
+        ["1", "-", "-", "Suspended,", "was", "on", "node-1"],
+        ["2", "-", "-", "-"],
+        ["200", "tiny-200-2", "node-2", "ScaledDown"],
+        [],
+    ]
+
+
 def test_a_timeline_answers_what_happened_and_what_it_cost() -> None:
     found = incidents.build_incidents(recordings.job(), recordings.quarantines())
     shown = timeline.render("tiny", found[:1], whole=True, now=NOW)

@@ -59,6 +59,15 @@ def test_a_job_that_no_operator_has_seen_is_shown_as_that(
     assert "tiny: New: no operator has looked at it yet" in capsys.readouterr().out
 
 
+def test_a_job_that_is_being_deleted_is_not_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    job = recordings.deleted(recordings.job())
+    cluster: Any = SimpleNamespace(get=lambda *_: SimpleNamespace(object=lambda: job))
+    arguments: Any = SimpleNamespace(job="tiny", no_wait=False, timeout=300.0)
+    assert switch.suspend(arguments, cluster) == 1
+    said = "tiny is being deleted: there is nothing to suspend"
+    assert said in capsys.readouterr().out
+
+
 NOWHERE = """#!/bin/sh
 # kubectl in a pod without a kubeconfig: it reads its service account's namespace, which is no context's
 case "$1" in

@@ -65,6 +65,22 @@ async def test_room_in_the_budget_turns_the_suspicion_into_the_verdict(observe_o
     assert fleet.states() == {"node-2": "leaving"}
 
 
+@MODES
+async def test_a_verdict_that_no_pass_has_weighed_is_a_suspicion_within_the_budget(
+    observe_only: bool,
+) -> None:
+    """A rank's death is published at once, and the newest page may have convicted a node since the last pass."""
+    fleet = await a_fleet(observe_only, budget=1).settle()
+    at_once = fleet.break_("node-1").verdicts_at_once()["node-1"]
+    assert (at_once.state, at_once.over_budget) == (NodeState.SUSPECT, False)
+    assert at_once.evidence == fleet.verdicts()["node-1"].evidence
+    await fleet.settle()
+    fleet.break_("node-2")
+    assert not fleet.verdicts_at_once()["node-2"].over_budget
+    await fleet.step()
+    assert fleet.verdicts_at_once()["node-2"].over_budget
+
+
 async def test_without_the_crd_the_budget_holds_all_the_same() -> None:
     fleet = a_fleet(observe_only=False)
     for index in range(20):

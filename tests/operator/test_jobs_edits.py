@@ -138,6 +138,17 @@ def test_an_edit_that_cannot_be_acted_on_is_not_observed() -> None:
     assert generation(replace(unreadable, job=clash)) == 1
 
 
+def test_an_edit_is_not_observed_before_the_api_server_has_accepted_its_first_pod() -> None:
+    unchecked = replace(edited(), pods=(), seen=None, template_checked=False)
+    unchecked = replace(
+        unchecked, job=replace(unchecked.job, status=JobStatus(observed_generation=1))
+    )
+    assert generation(unchecked) == 1
+    assert generation(replace(unchecked, template_checked=True)) == 2
+    up = tuple(a_pod(s, running_since=None, phase="Pending") for s in range(3))
+    assert generation(replace(unchecked, pods=up)) == 2, "no pod is to be created"
+
+
 def test_after_the_end_there_is_nothing_to_act_on() -> None:
     ended = an_end(code=0)
     pods = tuple(a_pod(s, phase="Succeeded", ended=ended, running_since=None) for s in range(3))

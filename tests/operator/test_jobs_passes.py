@@ -1,6 +1,7 @@
 """What a pass does around its plan: it confirms a loss before counting it, and reports errors."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -472,6 +473,21 @@ async def test_a_spare_that_a_quota_refuses_in_the_dry_run_is_no_refusal_of_the_
     assert memory.spare_refusal is not None
 
 
+async def test_an_edit_ends_what_status_says_about_a_refused_spare() -> None:
+    cluster = ToyCluster()
+    operator = an_operator(cluster)
+    await placed_pods(cluster, operator)
+    cluster.edit_spec({"workers": {"spares": 1}})
+    cluster.feed(operator.world)
+    cluster.refuses = "exceeded quota"
+    await operator.run(KEY)
+    refusal = operator.observe(cluster.job()).spare_refusal
+    assert refusal is not None
+    assert refusal.message == "exceeded quota"
+    cluster.edit_spec({"recovery": {"gangSeconds": 100}})
+    assert operator.observe(cluster.job()).spare_refusal is None
+
+
 class Quota(ToyCluster):
     """A cluster with a quota of pods, which a dry run must not exceed either."""
 
@@ -518,6 +534,31 @@ async def test_a_quota_that_refuses_a_resize_does_not_delay_the_next_pod_of_a_lo
     assert cluster.tried[2:] == [], "the pause after the refusal of the resize goes on"
     await run_passes(cluster, operator, after=1)
     assert cluster.tried[2:] == ["lm-3-1"]
+
+
+async def test_a_pod_that_is_refused_again_writes_no_status() -> None:
+    cluster = Quota()
+    cluster.allowed = 0
+    cluster.tried = []
+    operator = an_operator(cluster)
+    operator.verdicts = {}
+    await run_passes(cluster, operator)
+    status = cluster.job()["status"]
+    assert reason_of(status) == "PodRefused"
+    cluster.tried.clear()
+    cluster.now += 30
+    cluster.feed(operator.world)
+    await operator.run(KEY)
+    assert cluster.tried == ["lm-0-1"]
+    assert cluster.job()["status"] == status
+    cluster.allowed = 3
+    await run_passes(cluster, operator, after=30)
+    assert reason_of(cluster.job()["status"]) == "PodsStarting"
+
+
+def reason_of(status: Mapping[str, Any]) -> str:
+    (found,) = [c["reason"] for c in status["conditions"] if c["type"] == "Running"]
+    return str(found)
 
 
 async def test_a_quota_that_has_room_again_goes_to_the_lost_slot_and_not_to_the_resize() -> None:

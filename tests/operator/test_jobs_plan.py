@@ -810,6 +810,16 @@ def test_a_job_that_was_made_suspended_has_not_been_active() -> None:
     assert plan(replace(born, job=job), NOW + 10).status.suspended_seconds == 510
 
 
+def test_a_job_that_is_suspended_because_its_template_is_invalid_was_active_before() -> None:
+    spec, status = a_spec(activeDeadlineSeconds=1000, suspend=True), JobStatus(state="Pending")
+    job = a_job(spec, status=status, created_at=NOW - 500)
+    planned = plan(an_observation(job=job, pods=(), seen=None), NOW)
+    assert planned.status.stopping_since == to_stamp(NOW)
+    late = replace(job, created_at=NOW - 1001)
+    planned = plan(an_observation(job=late, pods=(), seen=None), NOW)
+    assert condition(planned, "Failed").reason == "DeadlineExceeded"
+
+
 def test_pods_stay_for_their_logs_and_the_living_get_the_drain_time() -> None:
     def finished(age: float) -> Observed:
         status = a_status(conditions=[a_condition("Failed", "UserError", age)])

@@ -411,9 +411,16 @@ def starting_spare(state, **changes):
     )
 
 
+def test_it_stays_while_it_starts_if_the_suspect_nodes_rank_dies():
+    observed = starting_spare(NodeState.SUSPECT)
+    planned = plan(observed, NOW)
+    assert raised(observed, planned) == {}
+    assert planned.wanted is not None
+    assert planned.wanted.leave == ()
+
+
 def test_a_member_whose_place_a_starting_spare_takes_goes_because_of_its_node():
     broken = starting_spare(NodeState.GONE)
-    assert broken.slots.wanted == {0, 2, 3}
     planned = plan(broken, NOW)
     assert raised(broken, planned) == {1: 2}
     assert planned.status.restarts is not None

@@ -32,6 +32,8 @@ class FleetMemory:
     """Faulty nodes that the cordon budget admits although no NodeQuarantine says so (yet): see
     `budget`.
     """
+    weighed: frozenset[str] = frozenset()
+    """Faulty nodes that the last pass has weighed against the cordon budget."""
     convicted: frozenset[str] = frozenset()
     """Nodes that this process has found at fault at some time."""
     refused: Mapping[ActionKey, float] = field(default_factory=lambda: MappingProxyType({}))

@@ -78,7 +78,7 @@ def plan(observed: Observed, memory: FleetMemory, policy: Policy, now: float) ->
 
 def build_unreadable(observed: Observed, memory: FleetMemory, policy: Policy) -> Plan:
     tell = Tell(node="", reason=REASON_UNREADABLE, message=_unreadable(observed))
-    kept = replace(memory, admitted=admit_unlisted(observed, memory, policy))
+    kept = admit_unlisted(observed, memory, policy)
     return Plan(actions=(tell,), memory=kept, wake_after=policy.settle_seconds * 5)
 
 

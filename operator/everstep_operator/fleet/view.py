@@ -45,12 +45,14 @@ def build_view(observed: Observed, memory: FleetMemory, policy: Policy, now: flo
     )
 
 
-def admit_unlisted(observed: Observed, memory: FleetMemory, policy: Policy) -> frozenset[str]:
-    """Without a list of quarantines, the last known ones and the marks on the nodes count against
-    the budget.
+def admit_unlisted(observed: Observed, memory: FleetMemory, policy: Policy) -> FleetMemory:
+    """The memory after a pass without a list of quarantines: the last known ones and the marks on the
+    nodes count against the budget.
     """
     standing = choose_standing(observed.nodes, memory.alive.values())
-    return _admit(observed, policy, standing, memory, None)
+    weighed = frozenset(finding.node for finding in _list_convicted(observed))
+    admitted = _admit(observed, policy, standing, memory, None)
+    return replace(memory, admitted=admitted, weighed=weighed)
 
 
 def _admit(
@@ -103,8 +105,10 @@ def _may_stand(held: Quarantine, node: NodeFacts, finding: Finding) -> bool:
 
 def note_convicted(memory: FleetMemory, view: View) -> FleetMemory:
     """The memory after a pass with this view."""
-    convicted = memory.convicted | {finding.node for finding in view.convicted}
-    return replace(memory, admitted=view.admitted, convicted=convicted)
+    weighed = frozenset(finding.node for finding in view.convicted)
+    return replace(
+        memory, admitted=view.admitted, weighed=weighed, convicted=memory.convicted | weighed
+    )
 
 
 def _list_convicted(observed: Observed) -> tuple[Finding, ...]:

@@ -2,13 +2,13 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from everstep_operator.fleet.memory import FleetMemory
 from everstep_operator.health.examiner import Examiner
 from everstep_operator.health.metrics import HealthMetrics
 from everstep_operator.health.starts import StartFailures
-from everstep_operator.health.verdicts import Held, choose_verdicts
+from everstep_operator.health.verdicts import build_held, choose_verdicts
 from everstep_operator.health_seam import Verdicts
 from everstep_operator.roster import LiveRoster
 from everstep_operator.values import NodeVerdict
@@ -32,10 +32,8 @@ class Publisher:
         self._decided_at: Mapping[str, float] = {}
 
     def publish(self, sources: Sources, memory: FleetMemory, now: float) -> None:
-        """An absent quarantine stays in force until its release or recreation is decided."""
-        held = Held(
-            quarantines=tuple(memory.alive.values()),
-            admitted=memory.admitted,
+        held = replace(
+            build_held(memory),
             decided_at=self._decided_at,
             start_failures=sources.start_failures.count(),
         )

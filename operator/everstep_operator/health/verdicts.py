@@ -13,6 +13,7 @@ from everstep_operator.evidence import (
     choose_reason,
     choose_state,
 )
+from everstep_operator.fleet.memory import FleetMemory
 from everstep_operator.fleet.observed import Findings
 from everstep_operator.health.decide import REASON_DEATH
 from everstep_operator.health.starts import REASON_STARTS
@@ -31,10 +32,23 @@ class Held:
     """Nodes that the cordon budget admits although no quarantine with `cordon` exists for them
     (yet).
     """
+    weighed: frozenset[str] = frozenset()
+    """Convicted nodes that a fleet pass has weighed against the budget. A rank's death is published at once,
+    so the newest pages may convict a node before that.
+    """
     decided_at: Mapping[str, float] = field(default_factory=dict)
     """Incident → when its verdict was made; a verdict made now is not in it."""
     start_failures: Mapping[str, int] = field(default_factory=dict)
     """Node → slots whose pods recently failed to start there."""
+
+
+def build_held(memory: FleetMemory) -> Held:
+    """An absent quarantine stays in force until its release or recreation is decided."""
+    return Held(
+        quarantines=tuple(memory.alive.values()),
+        admitted=memory.admitted,
+        weighed=memory.weighed,
+    )
 
 
 def choose_verdicts(
@@ -61,13 +75,13 @@ def _choose_verdict(
     now: float,
 ) -> NodeVerdict | None:
     """Conviction precedes suspicion, which precedes silence. The cordon budget also limits what
-    jobs do: beyond it a verdict is only a suspicion.
+    jobs do: beyond it a verdict is only a suspicion, and so is one that no fleet pass has weighed yet.
     """
     admitted = finding.node in held.admitted
     if quarantine is not None:
         verdict = _of_quarantine(facts, finding, quarantine)
         return verdict if quarantine.cordon or admitted else _beyond_budget(verdict)
-    if finding.convicting:
+    if finding.convicting and finding.node in held.admitted | held.weighed:
         verdict = _of_claims(finding, held.decided_at, now)
         return verdict if admitted else _beyond_budget(verdict)
     if finding.claims:

@@ -107,7 +107,9 @@ def choose_generation(observed: Observed, story: Story) -> int | None:
     job.
     """
     job, seen = observed.job, observed.seen
-    if any(v.type == "Running" and v.reason in NOT_ACTED_ON for v in story.verdicts):
+    reason = next((v.reason for v in story.verdicts if v.type == "Running"), "")
+    unchecked = reason == "CreatingPods" and not observed.template_checked
+    if reason in NOT_ACTED_ON or unchecked:
         return job.status.observed_generation
     over = story.state in OVER
     agents = [p for p in observed.pods if p.running_since is not None and not p.over and not over]

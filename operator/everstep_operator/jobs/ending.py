@@ -186,7 +186,7 @@ def _with_story(
     plan: Plan, observed: Observed, story: Story, since: float | None, now: float
 ) -> Plan:
     old = observed.job.status
-    born = observed.job.created_at if old.observed_generation is None else now
+    born = observed.job.created_at if old.state is None else now
     stamp = old.stopping_since if since is not None else to_stamp(born or now)
     status = conditions.with_story(plan.status, observed.job, story, now)
     status = status.model_copy(update={"stopping_since": stamp, "gang": None})

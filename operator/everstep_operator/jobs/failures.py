@@ -163,7 +163,7 @@ def _suspended_from_birth(job: Job) -> float | None:
     """The creation time of a job that was created suspended and that no pass has seen yet;
     otherwise None.
     """
-    asleep = job.spec is not None and job.spec.suspend and job.status.observed_generation is None
+    asleep = job.spec is not None and job.spec.suspend and job.status.state is None
     return job.created_at if asleep else None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from everstep_contract.levels import Left, Seen
 from everstep_contract.report import FOUND_ALONE, Cause, ExitReport
 from everstep_contract.units import ONE_RANK, Mesh
-from everstep_operator.jobs.slots import Slots, choose_slots, list_units, order_members
+from everstep_operator.jobs.slots import GIVEN_UP, Slots, choose_slots, list_units, order_members
 from everstep_operator.model import MOST_SLOTS, JobSpec
 from everstep_operator.model_status import JobStatus
 from everstep_operator.values import NodeState, NodeVerdict
@@ -330,6 +330,7 @@ class Observed:
             known,
             self.slots_inside,
             self._slots_holding,
+            self._slots_awaited,
             replicas=spec.workers.replicas,
             spares=self.spares_wanted,
         )
@@ -347,15 +348,16 @@ class Observed:
 
     @property
     def _may_lose_a_node(self) -> bool:
-        """Whether a member's node may be lost soon. A spare that was created for this stays until
-        its job has left that node, and until an operator that has just begun to act has judged the
-        nodes. A node on which a rank has died is suspect, too, but without evidence, so it does not
+        """Whether a member's node may be lost soon. A spare that was created for this stays, also while it
+        still starts, until its job has left that node, and until an operator that has just begun to act has
+        judged the nodes. A node on which a rank has died is suspect, too, but without evidence, so it does not
         count. Nor does a node beyond the cordon budget: a bad driver convicts many nodes at once, and
         jobs stay on them, so each job would hold one more node for nothing.
         """
         spec = self.job.spec
         doubted = [p for p in self.doubted if not self.verdicts[p.node].over_budget]
-        if spec is not None and len(self._slots_up) > spec.workers.replicas:
+        pods = [p for p in self.current_pods if not (p.over or p.deleting)]
+        if spec is not None and len(pods) > spec.workers.replicas:
             return bool(doubted) or not self.judged
         inside = [p for p in doubted if p.slot in self.slots_inside]
         return self.running and any(p.node not in self._bad_nodes for p in inside)
@@ -411,6 +413,13 @@ class Observed:
         last |= {p.slot for p in self.current_pods if p.node in self._bad_nodes}
         found = {p.slot for p in self.current_pods}
         return tuple(sorted(found, key=lambda s: (s in last, s not in self._slots_up, s)))
+
+    @property
+    def _slots_awaited(self) -> tuple[int, ...]:
+        """Slots that have lost their pod and have no next one yet: first those that an incident moves."""
+        absent = (r for r in self.job.status.slots if self.pod_of(r.slot, r.attempt) is None)
+        lost = [r for r in absent if r.pod_uid or r.cause not in (None, *GIVEN_UP)]
+        return tuple(r.slot for r in sorted(lost, key=lambda r: (r.incident is None, r.slot)))
 
     @cached_property
     def _slots_up(self) -> frozenset[int]:

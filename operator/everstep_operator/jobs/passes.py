@@ -186,8 +186,8 @@ class Passes:
             judged_ages=self._judged_ages(pods),
             rivals=self._find_rivals(found, pods),
             lent=self._room.find_lent(found, pods, steady),
-            refusal=memory.refusal,
-            spare_refusal=memory.spare_refusal,
+            refusal=_of_present_spec(memory.refusal, job),
+            spare_refusal=_of_present_spec(memory.spare_refusal, job),
             template_checked=memory.checked_generation == job.generation,
         )
         return measure(memory.clocks, observed, steady)
@@ -352,8 +352,7 @@ def _refusal(job: Job, outcome: Outcome, held: Refusal | None, now: float) -> Re
     """A pod that replaces a lost one ends no refusal of a pod that replaces none; an edit of the spec
     ends each.
     """
-    if held is not None and held.generation != job.generation:
-        held = None
+    held = _of_present_spec(held, job)
     if outcome.refusal is not None:
         urgent = outcome.urgent
         tries = held.tries + 1 if held is not None and held.urgent is urgent else 1
@@ -361,6 +360,10 @@ def _refusal(job: Job, outcome: Outcome, held: Refusal | None, now: float) -> Re
     if held is None or outcome.added:
         return None
     return None if held.urgent and "CreatePod" in outcome.done else held
+
+
+def _of_present_spec(held: Refusal | None, job: Job) -> Refusal | None:
+    return held if held is not None and held.generation == job.generation else None
 
 
 def _to_refusal(job: Job, told: tuple[bool, str], now: float) -> Refusal:

@@ -12,6 +12,9 @@ from functools import cached_property
 
 from everstep_contract.levels import Member
 
+GIVEN_UP = frozenset({"ScaledDown", "SpareGivenBack", "Suspended", "GangIncomplete"})
+"""Causes of attempts that follow no loss. A job that continues later does so in its lowest slots."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Slots:
@@ -28,11 +31,13 @@ def choose_slots(
     known: Collection[int],
     members: Sequence[int],
     holding: Sequence[int],
+    awaited: Sequence[int] = (),
     *,
     replicas: int,
     spares: int,
 ) -> Slots:
-    """Choose members first, then other slots that have a pod, then the lowest free numbers.
+    """Choose members first, then other slots that have a pod, then those whose next pod is awaited, then the
+    lowest free numbers.
 
     Args:
         known: all slots that were ever used.
@@ -40,14 +45,16 @@ def choose_slots(
             `replicas`, the last ones are given up, even if spares are wanted: a member cannot
             become a spare.
         holding: slots that have a pod, in the order in which to keep them.
+        awaited: slots that have lost their pod: another number would be no replacement, but a slot
+            of its own without the incident and the failed nodes.
     """
     count = replicas + spares
     every = frozenset(range(count))
     usual = len(members) <= replicas and every.issuperset(known)
     if usual and not spares:
         return Slots(training=every)
-    inside, taken = frozenset(members), frozenset((*members, *holding))
-    others = (slot for slot in holding if slot not in inside)
+    inside, taken = frozenset(members), frozenset((*members, *holding, *awaited))
+    others = (slot for slot in dict.fromkeys((*holding, *awaited)) if slot not in inside)
     free = (slot for slot in itertools.count() if slot not in taken)
     order = list(itertools.islice(itertools.chain(members[:replicas], others, free), count))
     return Slots(training=frozenset(order[:replicas]), spares=frozenset(order[replicas:]))

@@ -236,13 +236,12 @@ def _may_train_on(observed: Observed, pods: Sequence[Pod], up: Sequence[Pod]) ->
 
 def describe_wait(observed: Observed, records: Sequence[SlotStatus], now: float) -> tuple[str, str]:
     """Reason and message of the first cause that applies."""
-    if is_held_back(observed, now) and observed.refusal is not None:
-        invalid = observed.refusal.invalid
-        return ("TemplateInvalid" if invalid else "PodRefused"), observed.refusal.message
-    if observed.cut_off:
-        return "NoNodeReady", _describe_cut_off(observed)
     wanted = [r for r in records if r.slot in observed.slots.training]
     pods = [p for r in wanted if (p := observed.pod_of(r.slot, r.attempt)) is not None]
+    if found := _describe_refusal(observed, now, missing=len(pods) < len(wanted)):
+        return found
+    if observed.cut_off:
+        return "NoNodeReady", _describe_cut_off(observed)
     for pod in pods:
         if found := _describe_node(observed, pod, now):
             return found
@@ -257,6 +256,18 @@ def describe_wait(observed: Observed, records: Sequence[SlotStatus], now: float)
     if len(up) < len(pods):
         return "PodsStarting", f"{len(up)} of {len(pods)} containers run"
     return _describe_agents(observed, pods)
+
+
+def _describe_refusal(observed: Observed, now: float, *, missing: bool) -> tuple[str, str] | None:
+    """The API server's last refusal. It is still the reason while a missing pod is tried again, so that a
+    pod which is refused again changes no condition.
+    """
+    refusal = observed.refusal
+    if refusal is None or refusal.generation != observed.job.generation:
+        return None
+    if not (missing or is_held_back(observed, now)):
+        return None
+    return ("TemplateInvalid" if refusal.invalid else "PodRefused"), refusal.message
 
 
 def _describe_cut_off(observed: Observed) -> str:
