@@ -128,6 +128,10 @@ class Job:
         return [n for n in self.term.build_seen().notes if levels.POD_NOTE.match(n)]
 
     @property
+    def spares(self) -> list[int]:
+        return [spare.slot for spare in self.term.build_seen().spares]
+
+    @property
     def causes(self) -> list[str]:
         return [c.cause for c in self.term.run_log.claims[1:]]
 
@@ -237,6 +241,20 @@ async def test_the_status_says_why_until_it_has_joined(job: Job) -> None:
     await job.admit(2)
     job.look()
     assert job.notes == []
+    await job.term.close()
+
+
+async def test_a_pod_that_waits_is_no_spare_that_is_ready(job: Job) -> None:
+    job.wait(2)
+    job.wait(3)
+    await stall_twice(job)
+    assert job.look() == [3]
+    await job.admit(3)
+    job.hear()
+    assert job.spares == []
+    job.now += PAUSE_SECONDS[1]
+    job.hear()
+    assert job.spares == [2]
     await job.term.close()
 
 

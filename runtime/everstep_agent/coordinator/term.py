@@ -350,7 +350,9 @@ class Term:
 
     def _list_spares(self) -> tuple[levels.SlotAttempt, ...]:
         found = rounds.list_spares(self.epoch, self.recent(), self.wanted)
-        return tuple(levels.SlotAttempt(slot=r.slot, attempt=r.attempt) for r in found)
+        waiting = stalled_joins.list_waiting(self._state.failed_joins, self.now())
+        places = [r.id[:2] for r in found if r.id[:2] not in waiting]
+        return tuple(levels.SlotAttempt(slot=slot, attempt=attempt) for slot, attempt in places)
 
     def _list_silent(self) -> tuple[levels.SlotAttempt, ...]:
         if self.epoch is None:
