@@ -12,6 +12,10 @@ DROPPED_SECONDS = 10.0
 """How long after a change of membership another save replaces one that it has dropped. Lost ranks often
 come back sooner; their join would wait for the save, and drop it, too.
 """
+RESTLESS_SECONDS = 30.0
+"""How long after the first save that was dropped since the newest commit nobody waits for that any more. In a job
+whose members change more often, a save is then made after each change, until one is committed.
+"""
 PIN_SECONDS = 10.0
 """How long the staging of a save that carries a pin may take before another save is made for it."""
 
@@ -31,7 +35,8 @@ def is_dropped_due(term: Term, watch: Watch, workers: Sequence[WorkerReport], no
     committed = term.running.committed
     if watch.dropped_at is None or committed > watch.dropped_at:
         return False
-    if now - watch.began < DROPPED_SECONDS:
+    calm = now - watch.began >= DROPPED_SECONDS
+    if not calm and now - watch.dropped_since < RESTLESS_SECONDS:
         return False
     return not (_is_any_under_way(term) or _is_save_near(term, workers))
 
@@ -109,10 +114,11 @@ def is_under_way(term: Term, step: int) -> bool:
     return term.staged >= step and not term.saves.why_given_up(term.running.number, term.staged)
 
 
-def is_any_uncommitted(term: Term, workers: Sequence[WorkerReport]) -> bool:
+def is_any_uncommitted(term: Term, watch: Watch, workers: Sequence[WorkerReport]) -> bool:
     """Whether the ranks have begun a save that is not committed yet; not all may have staged it."""
     every, furthest = _find_interval(term), max((w.applied for w in workers), default=0)
-    begun = every > 0 and furthest - furthest % every > term.running.committed
+    ordered = furthest - furthest % every if every > 0 else 0
+    begun = max(ordered, watch.saved) > term.running.committed
     return begun or _is_any_under_way(term)
 
 
