@@ -8,12 +8,16 @@ from dataclasses import replace
 import pytest
 
 from agent.a_term import a_term
-from agent.given import a_worker, an_epoch, stepping, wanting
+from agent.given import a_claim, a_worker, an_epoch, stepping, wanting
 from everstep_agent.coordinator import boundary_turn, due_saves
+from everstep_agent.coordinator.coordinator import Coordinator
 from everstep_agent.coordinator.term import Term
 from everstep_agent.coordinator.watch import Watch
 from everstep_agent.peers.agent_report import WorkerReport
-from everstep_agent.peers.epoch_level import InPlace
+from everstep_agent.peers.epoch_level import InPlace, Stage
+from everstep_agent.peers.group_store import GroupStore
+from everstep_agent.peers.messages import Levels
+from everstep_contract import levels
 from everstep_contract.log import Commit
 
 TURN = 0.5
@@ -104,3 +108,80 @@ async def test_a_save_that_the_ranks_have_gone_past_is_made_again(lost_at: float
     job.play(lost_at + due_saves.DROPPED_SECONDS + COMMITTED_AFTER + 3, [])
     assert len(job.commits) == 1
     await job.term.close()
+
+
+# --- another coordinator takes over ---------------------------------------------------------------
+
+NOW = 1000.0
+
+
+def taken_over(
+    committed: int, resume: int, *, age: float = 50.0, **settings: object
+) -> tuple[Term, Watch]:
+    """A term, and its watch, of a coordinator that has taken over. Its predecessor knew of the commit of step
+    `committed`, and the survivors go on after step `resume`.
+    """
+    place = InPlace(former=1, applied=resume, reductions=0)
+    known = levels.CheckpointRef(epoch=1, step=committed, age_ms=round(age * 1000))
+    inherited = Levels(
+        coordinator=levels.SlotAttempt(slot=1, attempt=0),
+        address="host-1:7070",
+        epoch=an_epoch(2, number=2, in_place=place, committed=committed),
+        seen=levels.Seen(committed=known if committed else None),
+    )
+    term = a_term(wanting(2), inherited=inherited, in_place=1, **settings)
+    return term, due_saves.start_watch(term, NOW)
+
+
+@pytest.mark.parametrize(("committed", "due"), [(5, [False, True]), (0, [True, True])])
+async def test_the_interval_between_saves_does_not_begin_again(
+    committed: int, due: list[bool]
+) -> None:
+    """If nothing was ever committed, nobody knows for how long, so a save is due at once."""
+    term, watch = taken_over(committed, 9, save_every_seconds=60)
+    assert [due_saves.is_save_due(term, watch, NOW + after) for after in (5.0, 11.0)] == due
+    await term.close()
+
+
+async def test_the_interval_begins_with_an_epoch_in_which_all_start_from_a_checkpoint() -> None:
+    term, _ = taken_over(5, 9, save_every_seconds=60)
+    term.change(term.state.begin_epoch(an_epoch(2, stage=Stage.STARTING, committed=5)))
+    watch = due_saves.start_watch(term, NOW)
+    assert not due_saves.is_save_due(term, watch, NOW + 59.0)
+    assert due_saves.is_save_due(term, watch, NOW + 60.0)
+    await term.close()
+
+
+@pytest.mark.parametrize(("resume", "due"), [(120, True), (99, False)])
+async def test_a_save_that_the_predecessor_had_not_committed_is_made_again(
+    resume: int, due: bool
+) -> None:
+    term, watch = taken_over(50, resume, save_every_steps=50)
+    after = NOW + due_saves.DROPPED_SECONDS
+    assert due_saves.is_dropped_due(term, watch, [a_worker(applied=resume)], after) == due
+    await term.close()
+
+
+async def test_a_near_save_is_made_at_once_because_those_of_the_former_epoch_are_dropped() -> None:
+    _, watch = taken_over(5, 9)
+    assert watch.near.is_due(30.0, NOW)
+
+
+@pytest.mark.parametrize(("newest", "age"), [(5, 50.0), (7, 0.0)], ids=["known", "made since"])
+async def test_the_age_of_the_newest_checkpoint_counts_on(newest: int, age: float) -> None:
+    """When a commit was made that the predecessor did not tell of is not known: later than the one that it told of."""
+    term, _ = taken_over(5, 9)
+    assert await term.run_log.append(a_claim(1, job_uid="uid"))
+    saved = Commit(epoch=1, token="token-1", step=newest, manifest="m", digest="d")
+    assert await term.run_log.append(saved)
+    good = levels.CheckpointRef(epoch=1, step=newest)
+    told = term.board.levels
+    inherited = replace(told, seen=replace(told.seen, good=good))
+    coordinator = Coordinator(term.context, inherited, wanting(2), GroupStore())
+    await coordinator._take_over()
+    found = coordinator.term.committed()
+    assert found is not None
+    assert found.step == newest
+    assert found.age_ms == pytest.approx(age * 1000, abs=20_000)
+    await coordinator.close()
+    await term.close()

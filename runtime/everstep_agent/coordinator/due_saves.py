@@ -1,11 +1,13 @@
 """Which save a running epoch's boundary is to be armed for: one by the clock, a near save, or one for a pin."""
 
+import math
 from collections.abc import Sequence
 
 from everstep_agent.coordinator import boundaries, members, near_saves
 from everstep_agent.coordinator.term import Term
 from everstep_agent.coordinator.watch import Watch
 from everstep_agent.peers.agent_report import WorkerReport
+from everstep_agent.peers.epoch_level import Stage
 from everstep_agent.peers.partners import choose_partners, list_places
 
 DROPPED_SECONDS = 10.0
@@ -18,6 +20,20 @@ whose members change more often, a save is then made after each change, until on
 """
 PIN_SECONDS = 10.0
 """How long the staging of a save that carries a pin may take before another save is made for it."""
+
+
+def start_watch(term: Term, now: float) -> Watch:
+    """The watch for an epoch that begins, or that another coordinator has led so far. In the second case the time since
+    the newest commit counts on, and what the other one had not committed is to be saved again.
+    """
+    watch, epoch = Watch.start(now), term.running
+    if epoch.stage is Stage.STARTING and epoch.in_place is None:
+        return watch
+    watch.near = watch.near.renew()
+    watch.save_at = now - term.saves.age if epoch.committed else -math.inf
+    if _find_newest(term, epoch.resume) > epoch.committed:
+        watch.note_dropped(epoch.committed, now)
+    return watch
 
 
 def is_save_due(term: Term, watch: Watch, now: float) -> bool:
@@ -116,10 +132,15 @@ def is_under_way(term: Term, step: int) -> bool:
 
 def is_any_uncommitted(term: Term, watch: Watch, workers: Sequence[WorkerReport]) -> bool:
     """Whether the ranks have begun a save that is not committed yet; not all may have staged it."""
-    every, furthest = _find_interval(term), max((w.applied for w in workers), default=0)
-    ordered = furthest - furthest % every if every > 0 else 0
-    begun = max(ordered, watch.saved) > term.running.committed
+    by_step = _find_newest(term, max((w.applied for w in workers), default=0))
+    begun = max(by_step, watch.saved) > term.running.committed
     return begun or _is_any_under_way(term)
+
+
+def _find_newest(term: Term, step: int) -> int:
+    """The newest step, up to this one, after which each rank saves by itself; 0: there is none."""
+    every = _find_interval(term)
+    return step - step % every if every > 0 else 0
 
 
 def _is_any_under_way(term: Term) -> bool:

@@ -67,7 +67,7 @@ class Saves:
         self.not_finite: tuple[int, str] = (0, "")
         """The step of the newest save, and why it was refused, if it held NaN or infinite values."""
         self.committed_at = time.monotonic()
-        """Time of this term's newest commit; before the first one, the time of taking the role."""
+        """Time of the newest commit, as far as known: without one, the time of taking the role."""
 
     def add(self, part: Part) -> None:
         self._note(*self.pins.ask(part.pins, part.step, self._committer.index))
@@ -96,6 +96,11 @@ class Saves:
         """Note that all ranks begin `epoch` with the state of the commit of `step`."""
         self.drop_older(epoch, step)
         self.disagreement, self.not_finite = None, (0, "")
+
+    @property
+    def age(self) -> float:
+        """Seconds since the newest commit, as far as known."""
+        return time.monotonic() - self.committed_at
 
     @property
     def busy(self) -> bool:

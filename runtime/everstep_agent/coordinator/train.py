@@ -41,7 +41,7 @@ START_FACTOR = 6
 
 async def train(term: Term) -> str:
     """Runs until the epoch is over. Returns the cause of the next one."""
-    watch, wait = Watch.start(term.now()), last_save.Wait()
+    watch, wait = due_saves.start_watch(term, term.now()), last_save.Wait()
     while not term.ended:
         fence.end_if_taken_over(term)
         if term.ended:
