@@ -108,6 +108,8 @@ class Saves:
 
     def pump(self, epoch: EpochLevel, applied: Mapping[int, int], spent: SpentTime) -> None:
         """Starts the commit of the newest complete save, if none is running and the epoch is claimed."""
+        if self._task is None and not self._pending.pending(epoch.number):
+            self._forget_trouble()  # the save whose commit failed is dropped: nothing waits for the store
         if self._task is not None or epoch.unclaimed or time.monotonic() < self._again_at:
             return
         for step in reversed(self._pending.pending(epoch.number)):
@@ -165,11 +167,14 @@ class Saves:
         except commit_rules.BadSave as error:
             self._give_up(key, "BadSave", str(error))
         else:
-            self.trouble = None
-            self._waits.passed()
+            self._forget_trouble()
             self._settle(key, outcome, list_uploaders(parts, epoch.members), started)
         finally:
             self._task = None
+
+    def _forget_trouble(self) -> None:
+        self.trouble = None
+        self._waits.passed()
 
     def _settle(
         self,
