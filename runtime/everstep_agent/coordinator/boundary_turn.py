@@ -93,6 +93,7 @@ def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) 
     if in_place and leave_in_place.leave(term, watch, workers, purpose, ready, now):
         return
     watch.leave_at = watch.may_leave_at = None
+    invitations.withdraw(term)
     if purpose not in levels.IN_ORDER or purpose == "Grow":
         planned_moves.withdraw_move(term, purpose)
     joins = purpose == "Grow" and in_place
