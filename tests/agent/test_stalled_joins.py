@@ -21,7 +21,7 @@ from everstep_contract.wire import Standing
 
 STEP = 5
 """All members have applied this step, and hold there when newcomers join."""
-WHY = "slot 2 was lost"
+WHY = "a worker of slot 2 has ended"
 
 
 class Job:
