@@ -13,6 +13,7 @@ from everstep_agent.peers.agent_report import State
 from everstep_agent.peers.epoch_level import EpochLevel
 from everstep_agent.pod.in_place_join import InPlaceJoin
 from everstep_agent.pod.worker import Worker
+from everstep_contract import wire
 
 ME = Identity(slot=2, attempt=0, incarnation=1, address="host-2:7070")
 
@@ -63,3 +64,13 @@ def test_a_newcomer_that_is_no_longer_needed_ends_with_a_reason(
     assert event == "newcomer_replaced"
     assert reason in line["reason"]
     assert (line["local"], line["life"], line["pid"], line["epoch"]) == ("0", "3", "77", "1")
+
+
+def test_the_same_if_another_worker_of_its_pod_does_not_take_the_state() -> None:
+    said, workers, no_ledger = io.StringIO(), Workers(), None
+    given: tuple[Any, Any] = workers, no_ledger
+    failed = wire.StateTaken(epoch=1, applied=0, problem="Connection closed by peer")
+    InPlaceJoin(SETTINGS, ME, *given, logline.Log(said)).taken(workers.fresh[0], failed)
+    assert workers.fresh == {}
+    events = [told[0] for told in map(logline.parse_line, said.getvalue().splitlines()) if told]
+    assert events == ["state_not_taken", "newcomer_replaced"]

@@ -54,10 +54,10 @@ class InPlaceJoin:
         invited = level.joining if level is not None and level.live else ()
         mine = next((m for m in invited if m.id == self._me.id), None)
         if level is None or mine is None:
-            self._recycle(0, "the pod is no longer invited")
+            self.recycle(0, "the pod is no longer invited")
             return
         if not self._workers.are_fresh(mine.lives):
-            self._recycle(0, "another worker that the invitation names has ended")
+            self.recycle(0, "another worker that the invitation names has ended")
             return
 
         def build(worker: Worker) -> wire.Start:
@@ -65,14 +65,14 @@ class InPlaceJoin:
 
         prepared = [w for w in self._workers.fresh.values() if w.joins == level.number]
         if any(worker.unit != build(worker).unit for worker in prepared):
-            self._recycle(0, "its unit consists of other processes now")
+            self.recycle(0, "its unit consists of other processes now")
             return
-        self._recycle(level.number, f"the pod is invited to epoch {level.number} now")
+        self.recycle(level.number, f"the pod is invited to epoch {level.number} now")
         if self._workers.ready_lives() == mine.lives:
             self._workers.prepare(mine.lives, build)
         self._take(level)
 
-    def _recycle(self, epoch: int, why: str) -> None:
+    def recycle(self, epoch: int, why: str) -> None:
         """As `WorkerSet.recycle`. Says which workers end, and why: nothing else would show it."""
         for worker in self._workers.fresh.values():
             if worker.joins not in (0, epoch):
@@ -109,7 +109,7 @@ class InPlaceJoin:
     def taken(self, worker: Worker, frame: wire.StateTaken) -> None:
         if frame.problem:
             self._line.say("state_not_taken", local=worker.local, message=frame.problem)
-            self._workers.recycle(0)
+            self.recycle(0, "a worker of this pod did not take the state")
         else:
             worker.taken = frame.applied
             self._say_taken(worker, frame)
