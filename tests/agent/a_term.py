@@ -10,6 +10,7 @@ from everstep_agent.context import Context
 from everstep_agent.coordinator.term import Term
 from everstep_agent.identity import Identity
 from everstep_agent.peers.group_store import GroupStore
+from everstep_agent.peers.messages import Levels
 from everstep_agent.runlog.run_log import RunLog
 from everstep_agent.storage import open_store
 from everstep_contract import env, levels
@@ -20,7 +21,7 @@ SETTINGS = env.AgentEnv(
 )  # fmt: skip
 
 
-def a_term(wanted: levels.Wanted, **settings: object) -> Term:
+def a_term(wanted: levels.Wanted, *, inherited: Levels | None = None, **settings: object) -> Term:
     store = open_store("memory://", "", {})
     context = Context(
         settings=replace(SETTINGS, **settings),  # type: ignore[arg-type]
@@ -30,4 +31,4 @@ def a_term(wanted: levels.Wanted, **settings: object) -> Term:
         memory=MemoryTier(Path("no-folder")),
         line=logline.Log(io.StringIO()),
     )
-    return Term(context, None, wanted, GroupStore())
+    return Term(context, inherited, wanted, GroupStore())

@@ -13,6 +13,7 @@ from agent.test_dropped_uploads import GatedStore, an_upload_queue
 from agent.test_pending_saves import part, saves
 from everstep_agent.checkpoint.parts import Part
 from everstep_agent.coordinator.saves import BACKLOG, Saves, Trouble
+from everstep_agent.coordinator.spent_time import SpentTime
 from everstep_agent.pod.save_queue import Listener
 from everstep_agent.storage.errors import Unreachable
 from everstep_agent.storage.retrying import Retrying
@@ -36,6 +37,19 @@ def test_pods_hold_newer_saves_while_several_complete_ones_cannot_be_committed(
     assert saves.find_backlog(epoch) == steps[-1]
     saves.drop_older(1, steps[0])
     assert saves.find_backlog(epoch) == 0
+
+
+@pytest.mark.parametrize(("epoch", "over"), [(1, False), (2, True)], ids=["waits", "dropped"])
+async def test_the_trouble_with_a_commit_is_over_once_its_save_is_dropped(
+    saves: Saves, epoch: int, over: bool
+) -> None:
+    """Else status would show it until the next commit, and nobody would look for a rank that does not start."""
+    saves.add(part(5))
+    saves.trouble = TROUBLE
+    saves.drop_older(epoch, 0)
+    saves.pump(an_epoch(number=epoch), {}, SpentTime())
+    assert (saves.trouble is None) == over
+    await saves.close()
 
 
 async def test_what_the_job_waits_for_is_uploaded_all_the_same(tmp_path: Path) -> None:

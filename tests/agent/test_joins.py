@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from agent.a_term import a_term
-from agent.given import a_claim, a_report, a_worker, an_epoch, stepping, wanting
+from agent.given import a_claim, a_report, a_worker, an_epoch, ended, stepping, wanting
 from everstep_agent.coordinator import boundary_turn, invitations
 from everstep_agent.coordinator.term import Term
 from everstep_agent.coordinator.watch import Watch
@@ -86,6 +86,21 @@ async def test_another_spare_gets_ready_beside_one_that_is_late_and_the_first_th
     assert not turn(term, watch, late + 5, newcomer(3, prepared=(3,)))
     assert turn(term, watch, late + 6)
     assert invited(term) == [3]
+    await term.close()
+
+
+async def test_a_newcomer_for_which_there_is_no_place_any_more_is_a_spare_again(term: Term) -> None:
+    watch = Watch.start(term.now())
+    term.change(term.state.want(wanting(3)))
+    turn(term, watch, 1, newcomer(2))
+    assert invited(term) == [2]
+    turn(term, watch, 2)
+    assert invited(term) == [2]
+    term.change(term.state.want(wanting(2)))
+    assert not turn(term, watch, 3, newcomer(2, prepared=(3,)))
+    assert invited(term) == []
+    turn(term, watch, 4, newcomer(2, fresh=(4,), ended=ended(3)))
+    assert [spare.slot for spare in term.build_seen().spares] == [2]
     await term.close()
 
 

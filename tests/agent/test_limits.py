@@ -89,6 +89,17 @@ async def test_a_boundary_that_nobody_confirms_is_given_up_and_said() -> None:
     assert "slot 1 did not answer" in term.state.notes[-1]
 
 
+@pytest.mark.parametrize("hold", [False, True], ids=["a save", "a join"])
+async def test_only_a_boundary_at_which_ranks_save_puts_off_the_next_save(hold: bool) -> None:
+    """If newcomers could not join time after time, no save by the clock would be made."""
+    term = a_term(wanting(2))
+    term.change(term.state.begin_epoch(an_epoch(boundary=Boundary(step=8, hold=hold))))
+    watch = replace(Watch.start(0.0), armed_at=100.0, dropped_at=3)
+    boundary_turn.settle(term, watch, [a_worker(), a_worker()], 200.0)
+    assert term.running.boundary is None
+    assert (watch.save_at, watch.dropped_at) == ((0.0, 3) if hold else (200.0, None))
+
+
 # --- continuing in place
 
 

@@ -8,7 +8,13 @@ import pytest
 
 from agent.gang import Gang, assert_exact
 from everstep_agent.checkpoint.unsent import NAME
-from everstep_agent.coordinator.near_saves import COPY_FACTOR, NearSaves, is_save_near, is_wanted
+from everstep_agent.coordinator.near_saves import (
+    COPY_FACTOR,
+    STAGE_FACTOR,
+    NearSaves,
+    is_save_near,
+    is_wanted,
+)
 from everstep_agent.peers.epoch_level import EpochLevel, EpochMember, Stage
 from everstep_contract.units import ONE_RANK, Mesh
 
@@ -104,6 +110,17 @@ def test_it_is_kept_once_it_lies_in_the_partners_memory_too() -> None:
     assert job.follow(9, copied=7) == 7
     job.now += COPY_FACTOR * LIMIT
     assert job.follow(9, copied=7) == 9, "the wait for copies has a limit"
+
+
+def test_one_that_a_pod_had_no_room_for_is_soon_made_again() -> None:
+    """Nobody reports that: the one before it is still there, or was dropped at a loss."""
+    job = Clocked()
+    job.saves = job.saves.renew()
+    job.arm(7)
+    assert job.find_next() == STAGE_FACTOR * LIMIT
+    job.arm(9)
+    job.follow(9, copied=7)
+    assert job.find_next() == COPY_FACTOR * LIMIT, "it waits for its copy only"
 
 
 def test_what_the_former_epoch_kept_is_gone_so_the_next_is_due_at_once() -> None:

@@ -21,7 +21,7 @@ from everstep_contract.wire import Standing
 
 STEP = 5
 """All members have applied this step, and hold there when newcomers join."""
-WHY = "slot 2 was lost"
+WHY = "a worker of slot 2 has ended"
 
 
 class Job:
@@ -126,6 +126,10 @@ class Job:
     @property
     def notes(self) -> list[str]:
         return [n for n in self.term.build_seen().notes if levels.POD_NOTE.match(n)]
+
+    @property
+    def spares(self) -> list[int]:
+        return [spare.slot for spare in self.term.build_seen().spares]
 
     @property
     def causes(self) -> list[str]:
@@ -237,6 +241,20 @@ async def test_the_status_says_why_until_it_has_joined(job: Job) -> None:
     await job.admit(2)
     job.look()
     assert job.notes == []
+    await job.term.close()
+
+
+async def test_a_pod_that_waits_is_no_spare_that_is_ready(job: Job) -> None:
+    job.wait(2)
+    job.wait(3)
+    await stall_twice(job)
+    assert job.look() == [3]
+    await job.admit(3)
+    job.hear()
+    assert job.spares == []
+    job.now += PAUSE_SECONDS[1]
+    job.hear()
+    assert job.spares == [2]
     await job.term.close()
 
 

@@ -60,17 +60,17 @@ def test_the_state_is_taken_once_the_meant_workers_hold_that_of_the_boundary():
 
 
 @pytest.mark.parametrize(
-    "reports",
+    ("reports", "why"),
     [
-        [],
-        [waiting(2, ended=ended(3))],
-        [waiting(2, incarnation=2)],
+        ([], "slot 2 has stopped reporting"),
+        ([waiting(2, ended=ended(3))], "a worker of slot 2 has ended"),
+        ([waiting(2, incarnation=2)], "the container of slot 2 was started again"),
     ],
     ids=["silent", "its worker ended", "a newer container"],
 )
-def test_a_newcomer_that_is_lost_is_named(reports):
+def test_a_newcomer_that_is_lost_is_named_with_the_reason(reports, why):
     found = transfer_rules.find_lost(joining(2, 3), [*reports, waiting(3)])
-    assert found == {(2, 0, 1): "slot 2 was lost"}
+    assert found == {(2, 0, 1): why}
 
 
 def test_a_newcomer_that_is_there_is_not_lost():

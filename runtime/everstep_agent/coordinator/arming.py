@@ -47,7 +47,7 @@ def is_beyond_end(term: Term, step: int) -> bool:
 
 
 def disarm(term: Term, watch: Watch, boundary: Boundary, now: float) -> None:
-    if not boundary.near:
+    if not (boundary.near or boundary.hold):
         watch.save_at, watch.dropped_at = now, None
     watch.raises = 0
     term.change(term.state.disarm())

@@ -54,16 +54,20 @@ def settle(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float
         return False  # `join.admit` ends it
     if boundary.stay:
         return _stay(term, watch, boundary, workers)
-    if boundary.near:
-        held = members.find_held(epoch, term.reports.all())
-        over = held >= boundary.step or all(w.applied > boundary.step for w in workers)
-    else:
-        over = epoch.committed >= boundary.step or all(
-            w.applied > boundary.step + 1 for w in workers
-        )
-    if over:
+    if _is_over(term, boundary, workers):
+        if not boundary.near:
+            watch.saved = boundary.step
         arming.disarm(term, watch, boundary, now)
     return False
+
+
+def _is_over(term: Term, boundary: Boundary, workers: Sequence[WorkerReport]) -> bool:
+    """Whether the save of this boundary is complete, or the ranks have gone on while they make it."""
+    if boundary.near:
+        held = members.find_held(term.running, term.reports.all())
+        return held >= boundary.step or all(w.applied > boundary.step for w in workers)
+    gone_on = all(w.applied > boundary.step + 1 for w in workers)
+    return term.running.committed >= boundary.step or gone_on
 
 
 def _give_up(term: Term, watch: Watch, boundary: Boundary, now: float) -> None:
@@ -89,6 +93,7 @@ def _arm(term: Term, watch: Watch, workers: Sequence[WorkerReport], now: float) 
     if in_place and leave_in_place.leave(term, watch, workers, purpose, ready, now):
         return
     watch.leave_at = watch.may_leave_at = None
+    invitations.withdraw(term)
     if purpose not in levels.IN_ORDER or purpose == "Grow":
         planned_moves.withdraw_move(term, purpose)
     joins = purpose == "Grow" and in_place

@@ -6,6 +6,7 @@ could not rebuild: the run log is in the store, and the agents report their work
 """
 
 import asyncio
+import time
 from collections.abc import Collection
 from functools import partial
 
@@ -114,6 +115,8 @@ class Coordinator:
         """
         commit = self.term.newest_commit()
         if commit is not None:
+            if commit.step > self.term.running.committed:
+                self.term.saves.committed_at = time.monotonic()
             self.term.change(self.term.state.commit(commit))
             if not self.term.post_commit.is_good(commit):
                 self.term.look_after(commit, {})

@@ -1,19 +1,39 @@
 """Which save a running epoch's boundary is to be armed for: one by the clock, a near save, or one for a pin."""
 
+import math
 from collections.abc import Sequence
 
 from everstep_agent.coordinator import boundaries, members, near_saves
 from everstep_agent.coordinator.term import Term
 from everstep_agent.coordinator.watch import Watch
 from everstep_agent.peers.agent_report import WorkerReport
+from everstep_agent.peers.epoch_level import Stage
 from everstep_agent.peers.partners import choose_partners, list_places
 
 DROPPED_SECONDS = 10.0
 """How long after a change of membership another save replaces one that it has dropped. Lost ranks often
 come back sooner; their join would wait for the save, and drop it, too.
 """
+RESTLESS_SECONDS = 30.0
+"""How long after the first save that was dropped since the newest commit nobody waits for that any more. In a job
+whose members change more often, a save is then made after each change, until one is committed.
+"""
 PIN_SECONDS = 10.0
 """How long the staging of a save that carries a pin may take before another save is made for it."""
+
+
+def start_watch(term: Term, now: float) -> Watch:
+    """The watch for an epoch that begins, or that another coordinator has led so far. In the second case the time since
+    the newest commit counts on, and what the other one had not committed is to be saved again.
+    """
+    watch, epoch = Watch.start(now), term.running
+    if epoch.stage is Stage.STARTING and epoch.in_place is None:
+        return watch
+    watch.near = watch.near.renew()
+    watch.save_at = now - term.saves.age if epoch.committed else -math.inf
+    if _find_newest(term, epoch.resume) > epoch.committed:
+        watch.note_dropped(epoch.committed, now)
+    return watch
 
 
 def is_save_due(term: Term, watch: Watch, now: float) -> bool:
@@ -31,7 +51,8 @@ def is_dropped_due(term: Term, watch: Watch, workers: Sequence[WorkerReport], no
     committed = term.running.committed
     if watch.dropped_at is None or committed > watch.dropped_at:
         return False
-    if now - watch.began < DROPPED_SECONDS:
+    calm = now - watch.began >= DROPPED_SECONDS
+    if not calm and now - watch.dropped_since < RESTLESS_SECONDS:
         return False
     return not (_is_any_under_way(term) or _is_save_near(term, workers))
 
@@ -109,11 +130,17 @@ def is_under_way(term: Term, step: int) -> bool:
     return term.staged >= step and not term.saves.why_given_up(term.running.number, term.staged)
 
 
-def is_any_uncommitted(term: Term, workers: Sequence[WorkerReport]) -> bool:
+def is_any_uncommitted(term: Term, watch: Watch, workers: Sequence[WorkerReport]) -> bool:
     """Whether the ranks have begun a save that is not committed yet; not all may have staged it."""
-    every, furthest = _find_interval(term), max((w.applied for w in workers), default=0)
-    begun = every > 0 and furthest - furthest % every > term.running.committed
+    by_step = _find_newest(term, max((w.applied for w in workers), default=0))
+    begun = max(by_step, watch.saved) > term.running.committed
     return begun or _is_any_under_way(term)
+
+
+def _find_newest(term: Term, step: int) -> int:
+    """The newest step, up to this one, after which each rank saves by itself; 0: there is none."""
+    every = _find_interval(term)
+    return step - step % every if every > 0 else 0
 
 
 def _is_any_under_way(term: Term) -> bool:

@@ -67,6 +67,20 @@ def invite(
     return join_rules.are_prepared(joining, term.recent())
 
 
+def withdraw(term: Term) -> None:
+    """Withdraw the invitation of pods for which there is no place any more: fewer are wanted, or the member that was to
+    leave stays. As long as they are invited, they are no spares, and the next loss would find none that is ready.
+    """
+    epoch = term.running
+    if len(epoch.members) < term.wanted.want_workers:
+        return
+    kept = tuple(m for m in epoch.joining if epoch.member(*m.id) is not None)
+    if kept != epoch.joining:
+        slots = _name([m for m in epoch.joining if m not in kept])
+        term.line.say("invitation_withdrawn", slots=slots, message="the job has its size")
+        term.change(term.state.invite(kept))
+
+
 def _say_late(
     term: Term,
     watch: Watch,

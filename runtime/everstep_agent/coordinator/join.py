@@ -168,7 +168,9 @@ async def _go_on(term: Term, taken: Sequence[EpochMember]) -> None:
     assert epoch.boundary is not None
     step = epoch.boundary.step
     alive = transfer_rules.list_taken(taken, term.recent(), step)
-    _note_failed(term, {m.id: f"slot {m.slot} was lost" for m in taken if m not in alive})
+    gone = [m for m in taken if m not in alive]
+    lost = {m.id: f"slot {m.slot} was lost" for m in gone}
+    _note_failed(term, lost | transfer_rules.find_lost(gone, term.recent()))
     joining = join_rules.choose_joining(epoch, alive, term.wanted.want_workers)
     staying = join_rules.list_staying(epoch)
     trouble = await _find_store_trouble(term)

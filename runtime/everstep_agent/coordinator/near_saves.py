@@ -17,6 +17,8 @@ so they cost 1 % at most.
 """
 COPY_FACTOR = 10
 """How long to wait for the copies of a near save, in multiples of `max_redo_seconds`."""
+STAGE_FACTOR = 2
+"""The same until every pod holds its part. Then a pod had no room for it, and another near save is made."""
 STEPS_BEFORE_SAVE = 3
 """No near save is made if another save is due within this many steps."""
 
@@ -84,7 +86,8 @@ class NearSaves:
         """Whether to make a near save now. At a loss the kept state is then at most `limit` seconds
         old, provided that making a near save takes less than half of that and delays no step.
         """
-        pending = self._armed > self.kept and now - self._armed_at < COPY_FACTOR * limit
+        factor = COPY_FACTOR if self._held >= self._armed else STAGE_FACTOR
+        pending = self._armed > self.kept and now - self._armed_at < factor * limit
         interval = max(limit - self._took, limit / 2, STALLS * self._cost)
         return not pending and now - self.made_at >= interval
 

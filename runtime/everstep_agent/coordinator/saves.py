@@ -67,7 +67,7 @@ class Saves:
         self.not_finite: tuple[int, str] = (0, "")
         """The step of the newest save, and why it was refused, if it held NaN or infinite values."""
         self.committed_at = time.monotonic()
-        """Time of this term's newest commit; before the first one, the time of taking the role."""
+        """Time of the newest commit, as far as known: without one, the time of taking the role."""
 
     def add(self, part: Part) -> None:
         self._note(*self.pins.ask(part.pins, part.step, self._committer.index))
@@ -98,11 +98,18 @@ class Saves:
         self.disagreement, self.not_finite = None, (0, "")
 
     @property
+    def age(self) -> float:
+        """Seconds since the newest commit, as far as known."""
+        return time.monotonic() - self.committed_at
+
+    @property
     def busy(self) -> bool:
         return self._task is not None
 
     def pump(self, epoch: EpochLevel, applied: Mapping[int, int], spent: SpentTime) -> None:
         """Starts the commit of the newest complete save, if none is running and the epoch is claimed."""
+        if self._task is None and not self._pending.pending(epoch.number):
+            self._forget_trouble()  # the save whose commit failed is dropped: nothing waits for the store
         if self._task is not None or epoch.unclaimed or time.monotonic() < self._again_at:
             return
         for step in reversed(self._pending.pending(epoch.number)):
@@ -160,11 +167,14 @@ class Saves:
         except commit_rules.BadSave as error:
             self._give_up(key, "BadSave", str(error))
         else:
-            self.trouble = None
-            self._waits.passed()
+            self._forget_trouble()
             self._settle(key, outcome, list_uploaders(parts, epoch.members), started)
         finally:
             self._task = None
+
+    def _forget_trouble(self) -> None:
+        self.trouble = None
+        self._waits.passed()
 
     def _settle(
         self,

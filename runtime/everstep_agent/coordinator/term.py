@@ -8,7 +8,6 @@ transitions (`term.change(term.state.…)`), and each change is published at onc
 import asyncio
 import contextlib
 import secrets
-import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeVar
@@ -96,6 +95,8 @@ class Term:
             background=self.background,
             line=self.line,
         )
+        if seen.committed is not None:
+            self.saves.committed_at -= seen.committed.age_ms / 1000
         self._retention = Retention(context.store, self.run_log, keep=max(1, self.settings.keep))
         self._read_backs = ReadBacks(self.recent, self.publish, self.now)
         self.post_commit = PostCommit(
@@ -286,7 +287,7 @@ class Term:
         commit = self.newest_commit()
         if commit is None:
             return None
-        age = round((time.monotonic() - self.saves.committed_at) * 1000)
+        age = round(self.saves.age * 1000)
         return levels.CheckpointRef(
             epoch=commit.epoch, step=commit.step, bytes=commit.bytes, age_ms=age
         )
@@ -350,7 +351,9 @@ class Term:
 
     def _list_spares(self) -> tuple[levels.SlotAttempt, ...]:
         found = rounds.list_spares(self.epoch, self.recent(), self.wanted)
-        return tuple(levels.SlotAttempt(slot=r.slot, attempt=r.attempt) for r in found)
+        waiting = stalled_joins.list_waiting(self._state.failed_joins, self.now())
+        places = [r.id[:2] for r in found if r.id[:2] not in waiting]
+        return tuple(levels.SlotAttempt(slot=slot, attempt=attempt) for slot, attempt in places)
 
     def _list_silent(self) -> tuple[levels.SlotAttempt, ...]:
         if self.epoch is None:

@@ -41,7 +41,7 @@ START_FACTOR = 6
 
 async def train(term: Term) -> str:
     """Runs until the epoch is over. Returns the cause of the next one."""
-    watch, wait = Watch.start(term.now()), last_save.Wait()
+    watch, wait = due_saves.start_watch(term, term.now()), last_save.Wait()
     while not term.ended:
         fence.end_if_taken_over(term)
         if term.ended:
@@ -51,7 +51,8 @@ async def train(term: Term) -> str:
         workers = members.list_workers(epoch, term.reports.all())
         found = _find_loss(term, watch, workers, now) or _find_stuck(term, now)
         held = found is None and join_rules.are_held(epoch, workers)
-        unsaved = (found is not None or held) and due_saves.is_any_uncommitted(term, workers)
+        changes = found is not None or held
+        unsaved = changes and due_saves.is_any_uncommitted(term, watch, workers)
         if found is not None:
             lost = await _regroup(term, found)
             if lost is not None:
@@ -61,7 +62,7 @@ async def train(term: Term) -> str:
         if found is not None or term.running.number > epoch.number:
             watch, wait = watch.renew(term.now()), last_save.Wait()
             if unsaved and term.running.committed == epoch.committed:
-                watch.dropped_at = epoch.committed
+                watch.note_dropped(epoch.committed, term.now())
             continue
         _advance(term, workers, now)
         _cut_out(term, now)

@@ -69,13 +69,25 @@ def list_taken(
 
 
 def find_lost(joining: Sequence[EpochMember], reports: Iterable[AgentReport]) -> dict[Id, str]:
-    """The newcomers that cannot join any more, each with the reason."""
+    """The newcomers that cannot join any more, each with the reason.
+
+    Args:
+        reports: the newest of each agent that is not silent.
+    """
     by_id = {r.id: r for r in reports}
-    return {
-        m.id: f"slot {m.slot} was lost"
-        for m in joining
-        if m.id not in by_id or not is_invited(by_id[m.id], joining)
-    }
+    told = {m.id: _why_lost(m, joining, by_id) for m in joining}
+    return {id: why for id, why in told.items() if why}
+
+
+def _why_lost(
+    newcomer: EpochMember, joining: Sequence[EpochMember], by_id: Mapping[Id, AgentReport]
+) -> str:
+    report, slot = by_id.get(newcomer.id), newcomer.slot
+    if report is not None:
+        return "" if is_invited(report, joining) else f"a worker of slot {slot} has ended"
+    if any(id[0] == slot and id > newcomer.id for id in by_id):
+        return f"the container of slot {slot} was started again"
+    return f"slot {slot} has stopped reporting"
 
 
 def note_progress(

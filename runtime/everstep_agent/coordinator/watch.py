@@ -38,6 +38,12 @@ class Watch:
     """The newest committed step when a change of membership dropped a save. Another is made soon, unless
     one was committed since. None: none was dropped since the last save.
     """
+    dropped_since: float = 0.0
+    """When the first save was dropped since that commit."""
+    first_dropped: int = -1
+    """The newest committed step then; -1: none was dropped yet."""
+    saved: int = 0
+    """The step of the last save at an armed boundary of this epoch."""
     moved_at: float
     """When any rank's step last advanced."""
     armed_at: float = 0.0
@@ -83,12 +89,20 @@ class Watch:
             Watch.start(now),
             save_at=self.save_at,
             dropped_at=self.dropped_at,
+            dropped_since=self.dropped_since,
+            first_dropped=self.first_dropped,
             short_since=self.short_since,
             coming=self.coming,
             took=self.took,
             pin_at=self.pin_at,
             near=self.near.renew(),
         )
+
+    def note_dropped(self, committed: int, now: float) -> None:
+        """Note that a change of membership has dropped a save. `committed`: the newest committed step."""
+        if committed != self.first_dropped:
+            self.first_dropped, self.dropped_since = committed, now
+        self.dropped_at = committed
 
     def short(self, is_short: bool, now: float) -> float:
         """Seconds since the job has had fewer pods than its minimum."""

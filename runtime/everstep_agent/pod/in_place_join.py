@@ -53,8 +53,11 @@ class InPlaceJoin:
         """
         invited = level.joining if level is not None and level.live else ()
         mine = next((m for m in invited if m.id == self._me.id), None)
-        if level is None or mine is None or not self._workers.are_fresh(mine.lives):
-            self._workers.recycle(0)
+        if level is None or mine is None:
+            self.recycle(0, "the pod is no longer invited")
+            return
+        if not self._workers.are_fresh(mine.lives):
+            self.recycle(0, "another worker that the invitation names has ended")
             return
 
         def build(worker: Worker) -> wire.Start:
@@ -62,12 +65,26 @@ class InPlaceJoin:
 
         prepared = [w for w in self._workers.fresh.values() if w.joins == level.number]
         if any(worker.unit != build(worker).unit for worker in prepared):
-            self._workers.recycle(0)
+            self.recycle(0, "its unit consists of other processes now")
             return
-        self._workers.recycle(level.number)
+        self.recycle(level.number, f"the pod is invited to epoch {level.number} now")
         if self._workers.ready_lives() == mine.lives:
             self._workers.prepare(mine.lives, build)
         self._take(level)
+
+    def recycle(self, epoch: int, why: str) -> None:
+        """As `WorkerSet.recycle`. Says which workers end, and why: nothing else would show it."""
+        for worker in self._workers.fresh.values():
+            if worker.joins not in (0, epoch):
+                self._line.say(
+                    "newcomer_replaced",
+                    local=worker.local,
+                    life=worker.life,
+                    pid=worker.pid,
+                    epoch=worker.joins,
+                    reason=why,
+                )
+        self._workers.recycle(epoch)
 
     def _take(self, level: EpochLevel) -> None:
         mine = [t for t in level.transfers if t.slot == self._me.slot]
@@ -92,7 +109,7 @@ class InPlaceJoin:
     def taken(self, worker: Worker, frame: wire.StateTaken) -> None:
         if frame.problem:
             self._line.say("state_not_taken", local=worker.local, message=frame.problem)
-            self._workers.recycle(0)
+            self.recycle(0, "a worker of this pod did not take the state")
         else:
             worker.taken = frame.applied
             self._say_taken(worker, frame)
