@@ -54,7 +54,7 @@ def describe_checkpoint(incident: Incident) -> str:
         return ""
     lost = incident.cost.steps_lost
     saved = ", nothing was lost" if lost == 0 else f", {lost} steps taken again" if lost else ""
-    return f"went on from step {incident.checkpoint_step}{saved}"
+    return f"continued from step {incident.checkpoint_step}{saved}"
 
 
 def describe_cost(cost: Cost) -> str:

@@ -125,7 +125,7 @@ def test_a_timeline_answers_what_happened_and_what_it_cost() -> None:
     assert "  state       over, 10.0 s after it began" in lines
     assert "  verdict     Leaving" in lines
     assert "  rung        move (slot 0, 1 off node-1)" in lines
-    assert "  checkpoint  went on from step 1188, nothing was lost" in lines
+    assert "  checkpoint  continued from step 1188, nothing was lost" in lines
     assert (
         "  cost        9.3 s without steps (seen by the operator) x 2 GPUs = 19 GPU-seconds; "
         "0 steps lost"
