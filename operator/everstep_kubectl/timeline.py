@@ -53,7 +53,9 @@ def describe_checkpoint(incident: Incident) -> str:
     if incident.checkpoint_step is None:
         return ""
     lost = incident.cost.steps_lost
-    saved = ", nothing was lost" if lost == 0 else f", {lost} steps taken again" if lost else ""
+    saved = (
+        ", nothing was lost" if lost == 0 else f", {text.many(lost, 'step')} lost" if lost else ""
+    )
     return f"continued from step {incident.checkpoint_step}{saved}"
 
 
