@@ -275,9 +275,9 @@ def _fields(job: Job, now: float) -> dict[str, object]:
     causes = ", ".join(f"{cause} {n}" for cause, n in sorted(job.by_cause.items()))
     return {
         "why": job.message,
-        "alive": _alive(job),
-        "how far": _how_far(job),
-        "how safe": _how_safe(job, now),
+        "ready": _alive(job),
+        "progress": _how_far(job),
+        "saved": _how_safe(job, now),
         "interrupted": f"{text.many(job.interruptions, 'time')}{f' ({causes})' if causes else ''}",
         "recovery": _describe_recovery(job),
         "time": _describe_time(job.seconds),

@@ -204,10 +204,10 @@ def _why(node: Node, *, warned: bool = False) -> list[str]:
             for state, told in _WHERE_JOBS_ARE.items()
             if any(q.state == state for q in node.quarantines)
         ][:1]
-    known = "Everstep has nothing against it"
+    known = "Everstep has no evidence against it"
     cordoned = f"somebody else cordoned it: kubectl uncordon {node.name}"
     if warned:
-        known = "Everstep has warned of it, see the Events below, but no NodeQuarantine names it"
+        known = "Everstep has warned of it (see the Events below), but no NodeQuarantine names it"
         cordoned = "somebody else cordoned it"
     explained = {
         "Absent": "  There is no such node.",

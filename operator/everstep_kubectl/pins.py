@@ -28,11 +28,9 @@ def decide_pinned(job: Raw, name: str) -> Answer | None:
 
 
 def tell_unpinned(job: Raw, name: str) -> Answer:
-    """The answer for a name that was given up."""
+    """The answer for a name whose pin was removed."""
     who, step = job["metadata"]["name"], job["status"]["pinned"]["step"]
-    text = (
-        f"{name} was step {step}, and has been unpinned; a run uses each name once: choose another"
-    )
+    text = f"{name} was step {step}, and has been unpinned; a run uses each name once: choose another name"
     return Answer(ok=False, message=f"{who}: {text}")
 
 

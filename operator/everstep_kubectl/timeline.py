@@ -53,8 +53,10 @@ def describe_checkpoint(incident: Incident) -> str:
     if incident.checkpoint_step is None:
         return ""
     lost = incident.cost.steps_lost
-    saved = ", nothing was lost" if lost == 0 else f", {lost} steps taken again" if lost else ""
-    return f"went on from step {incident.checkpoint_step}{saved}"
+    saved = (
+        ", nothing was lost" if lost == 0 else f", {text.many(lost, 'step')} lost" if lost else ""
+    )
+    return f"continued from step {incident.checkpoint_step}{saved}"
 
 
 def describe_cost(cost: Cost) -> str:

@@ -453,7 +453,7 @@ class Guard(UserInput):
         default=10,
         ge=1,
         le=1_000_000_000,
-        description="Trips above this multiple of the rolling mean.",
+        description="A loss or gradient norm above this multiple of its rolling mean is a spike.",
     )
     action: GuardAction = Field(
         default=GuardAction.NOTE,

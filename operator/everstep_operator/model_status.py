@@ -66,7 +66,7 @@ class PinnedStatus(ApiModel):
     epoch: int = Field(description="Epoch that took it.")
     manifest: str = Field(max_length=1024, description="Its key in the run.")
     kept: bool = Field(
-        default=True, description="False: the name was given up, and the checkpoint may be deleted."
+        default=True, description="False: the pin was removed, and the checkpoint may be deleted."
     )
 
 

@@ -125,7 +125,7 @@ async def _delete(nodes: Kube, obj: kube.Object) -> None:
 def _explain(error: kube.KubeError, nodes: Collection[str] = ()) -> str:
     """`nodes`: those that are not released; the API server's message does not always name one."""
     advice = {
-        kube.Denied: "grant the rights of operator/README.md, or undo by hand",
+        kube.Denied: "grant the rights that charts/everstep/README.md lists, or undo by hand",
         kube.Transient: "try again when the API server answers",
         kube.Standby: "another process took the Lease in the meantime: try again",
     }.get(type(error), "see the message")

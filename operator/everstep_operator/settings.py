@@ -67,7 +67,7 @@ class Settings(BaseModel):
     exporter_namespaces: str = Field(
         default="gpu-operator,nvidia-gpu-operator,gke-managed-system,kube-system",
         pattern=rf"^{NAME}(,{NAME})*$",
-        description="namespaces whose exporters are trusted, separated by commas: only those "
+        description="namespaces whose exporters are accepted, separated by commas: only those "
         "in which only administrators can create DaemonSets",
     )
     exporter_port: int = Field(

@@ -67,7 +67,9 @@ class Feeds:
         if self._closed:
             return
         if made.name in self._made:
-            raise Misuse(f"job.batches: two feeds have the name {made.name!r}; a name is used once")
+            raise Misuse(
+                f"job.batches: two feeds have the name {made.name!r}; give one of them another name"
+            )
         self._made[made.name] = made
         if on_change == CONTINUE:
             self._accepted.add(made.name)

@@ -197,7 +197,9 @@ class Job:
         """
         session, until = self._session, validate.whole("job.steps: until", until, 1)
         if session.settled:
-            raise Misuse("job.steps is called once")
+            raise Misuse(
+                "job.steps is called once, and was called again: train all steps in one loop"
+            )
         if not session.tracked.objects:
             raise Misuse(
                 "job.steps: nothing is tracked; call job.track(model=…, optimizer=…) first"
@@ -314,8 +316,8 @@ class Job:
         """Sum each value over all ranks, in float64. If several ranks form a unit, only the
         first rank of each unit counts.
 
-        Every rank must call it as often, with the same number of values. Inside a step
-        it marks the step as applied.
+        Every rank must call it the same number of times, with the same number of values. Inside a
+        step it marks the step as applied.
 
         Raises:
             Misuse: a value is not a number; another rank is seen not to sum, or to give another number
@@ -369,4 +371,6 @@ def require_numbers(values: tuple[Any, ...]) -> None:
     for value in values:
         text = isinstance(value, (str, bytes)) or not hasattr(value, "__float__")
         if text or math.prod(getattr(value, "shape", ())) != 1:
-            raise Misuse(f"job.sum({value!r}): it adds numbers; give sum, count as two numbers")
+            raise Misuse(
+                f"job.sum({value!r}): it adds numbers; give each as its own argument, as in job.sum(loss, count)"
+            )

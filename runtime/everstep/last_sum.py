@@ -144,21 +144,21 @@ class DirectSum(LastSum):
                 return  # the agents tell after which steps the scripts have ended
             raise Misuse(
                 f"rank {self._rank} is in job.sum, and the script of rank {rank} has ended: every rank must call "
-                f"job.sum as often. {_FIX}"
+                f"job.sum the same number of times. {_FIX}"
             )
         if theirs != self._what:
             script, step = (rank, self._rank) if theirs == OF_SCRIPT else (self._rank, rank)
             raise Misuse(
                 f"rank {script} is in job.sum, and rank {step} sums the gradients of a step: every rank must call "
-                f"job.sum as often. {_FIX}"
+                f"job.sum the same number of times. {_FIX}"
             )
 
 
 _FIX = "Call it outside of any condition that differs between ranks, such as job.is_first"
 _SIZES = {
-    OF_STEP: "how many numbers each rank tells of the step: {sizes}; all ranks must train the same model, and draw "
-    "from the same feed with the same global_batch and micro_batch",
-    OF_SCRIPT: "job.sum: how many values each rank gives: {sizes}; all ranks must give the same number of values",
+    OF_STEP: "the ranks sent different numbers of values for one step (by rank: {sizes}); all ranks must train the "
+    "same model, and draw from the same feed with the same global_batch and micro_batch",
+    OF_SCRIPT: "job.sum: the ranks gave different numbers of values (by rank: {sizes}); give as many on all ranks",
 }
 
 

@@ -461,7 +461,10 @@ def choose_parameters(
         return trained
     found = {n: p for n, p in known.items() if id(p) in asked and p.requires_grad}
     if len({id(p) for p in known.values()} & asked) != len(asked):
-        raise Misuse("step.batches(params=…): it names a parameter that no tracked module has")
+        raise Misuse(
+            "step.batches(params=…): it names a parameter that no tracked module has. Leave the parameter out, or name "
+            "its module in job.track"
+        )
     if not found:
         raise Misuse(f"step.batches(params=…): {_ALL_FROZEN if asked else _NO_PARAMETERS}")
     return found

@@ -226,14 +226,14 @@ def _add_readers(commands: Any) -> None:
     )
     listing = commands.add_parser(
         "checkpoints",
-        help="list the checkpoints that a run can resume from, and give pins up",
+        help="list the checkpoints that a run can resume from, and remove pins",
         description="Newest first, from the run log alone.",
     )
     listing.add_argument(
         "--unpin",
         type=_pin,
         metavar="NAME",
-        help="give this pin up, so that the checkpoint may be deleted as any other",
+        help="remove this pin, so that the checkpoint may be deleted like any other",
     )
     fork = commands.add_parser(
         "fork",

@@ -95,11 +95,11 @@ def left_late(copied: Mapping[str, int]) -> report.ExitReport:
     the newest commit.
     """
     step = max(copied.values(), default=0)
-    text = "left without a commit: the store did not take the save before the notice ended"
+    text = "left without a commit: the store did not take the save within the pod's grace period"
     if step:
         places = " and ".join(place for place, newest in copied.items() if newest == step)
         text += (
-            f"; step {step} lies in {places}, and the job goes on from there if other pods go on, or"
+            f"; step {step} is in {places}, and the job continues from there if other pods continue, or"
             " if its next pods find all parts"
         )
     text += "; for slow stores raise terminationGracePeriodSeconds"

@@ -33,7 +33,7 @@ async def test_a_pod_leaves_before_its_notice_ends_although_its_save_cannot_be_c
     term.take(told(LATE))
     boundary_turn.settle(term, watch, workers, 1.2)
     assert term.running.leaving == ((1, 0, 1),)
-    assert "committed until 2 s before the end of the pod's notice" in term.state.notes[-1]
+    assert "committed until 2 s before the end of the pod's grace period" in term.state.notes[-1]
 
 
 async def test_a_notice_runs_on_after_the_report_that_tells_of_it() -> None:

@@ -67,7 +67,7 @@ async def leave(gang: Gang, apart: float) -> int:
     assert {r.cause for r in ends.values()} == {report.Cause.LEFT}
     books = (a.pod.book.upto(10**9) for a in gang.agents.values())
     reached = max(entry.step for book in books for entry in book)
-    assert any(f"step {reached} lies in this pod's memory" in r.message for r in ends.values())
+    assert any(f"step {reached} is in this pod's memory" in r.message for r in ends.values())
     return reached
 
 

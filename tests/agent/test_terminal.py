@@ -82,7 +82,7 @@ def test_a_store_that_is_away_is_said_once_until_it_is_back():
     ]
     assert terminal.describe_changes(levels.Seen(), away[0]) == ["store: cannot write a"]
     assert terminal.describe_changes(*away) == []
-    assert terminal.describe_changes(away[1], levels.Seen()) == ["store: back"]
+    assert terminal.describe_changes(away[1], levels.Seen()) == ["store: available again"]
 
 
 def test_a_slot_that_leaves_is_not_said_to_be_lost():

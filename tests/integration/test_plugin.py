@@ -73,7 +73,7 @@ async def test_looking_costs_nothing_and_tells_what_is(shell: Shell, trial: Tria
     )
     shown = dict(zip(looking, await asyncio.gather(*map(shell, looking)), strict=True))
     assert "2/2" in shown["kubectl everstep status"]
-    assert "how safe" in shown[f"kubectl everstep status {NAME}"]
+    assert "  saved  " in shown[f"kubectl everstep status {NAME}"]
     assert "InUse" in shown["kubectl everstep nodes"]
 
 

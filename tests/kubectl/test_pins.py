@@ -123,7 +123,7 @@ def test_a_pin_that_the_job_reports_is_looked_up_in_the_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The job learns some seconds later that its pin was given up, and a suspended one not at all."""
+    """The job learns some seconds later that its pin was removed, and a suspended one not at all."""
     monkeypatch.setattr(reading, "list_pins", lambda *_: kept)
     board = Board(with_pin(40))
     assert pin(board) == status
@@ -156,7 +156,7 @@ def test_a_run_that_cannot_be_read_is_told_beside_what_the_job_reports(
 
     monkeypatch.setattr(reading, "list_pins", refuse)
     assert pin(Board(with_pin(40))) == 0
-    assert "could not be read to see whether the pin was given up since: pods is" in (
+    assert "could not be read to see whether the pin was removed since: pods is" in (
         capsys.readouterr().out
     )
 

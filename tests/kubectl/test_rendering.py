@@ -16,10 +16,10 @@ def test_status_says_alive_how_far_how_safe() -> None:
     job = jobs.build_job(recordings.job(), NOW)
     lines = jobs.render_job(job, NOW).splitlines()
     assert lines[0] == "default/tiny: Running"
-    assert "  alive        2/2 pods, epoch 3" in lines
-    assert "  how far      step 2553 of 1000000, loss 0.7265" in lines
-    (safe,) = [line for line in lines if "how safe" in line]
-    assert safe.startswith("  how safe     checkpoint of step 2550 (")
+    assert "  ready        2/2 pods, epoch 3" in lines
+    assert "  progress     step 2553 of 1000000, loss 0.7265" in lines
+    (safe,) = [line for line in lines if line.startswith("  saved ")]
+    assert safe.startswith("  saved        checkpoint of step 2550 (")
     assert safe.endswith("3 steps since then")
     assert "0      tiny-0-3   node-4   NodeGone, was on node-2" in lines
     assert lines[-1] == "more: kubectl everstep timeline -n default tiny last"
@@ -29,7 +29,7 @@ def test_status_says_how_ranks_form_units() -> None:
     raw = recordings.job()
     raw["spec"]["parallelism"] = {"shard": 2, "tensor": 1}
     lines = jobs.render_job(jobs.build_job(raw, NOW), NOW).splitlines()
-    assert "  alive        2/2 pods, units of 2 ranks (shard=2), epoch 3" in lines
+    assert "  ready        2/2 pods, units of 2 ranks (shard=2), epoch 3" in lines
 
 
 RECOVERIES = [
@@ -152,7 +152,7 @@ def test_a_timeline_answers_what_happened_and_what_it_cost() -> None:
     assert "  state       over, 10.0 s after it began" in lines
     assert "  verdict     Leaving" in lines
     assert "  rung        move (slot 0, 1 off node-1)" in lines
-    assert "  checkpoint  went on from step 1188, nothing was lost" in lines
+    assert "  checkpoint  continued from step 1188, nothing was lost" in lines
     assert (
         "  cost        9.3 s without steps (seen by the operator) x 2 GPUs = 19 GPU-seconds; "
         "0 steps lost"

@@ -497,7 +497,7 @@ async def test_words_about_a_quarantine_go_with_it(rig: Rig) -> None:
     assert "quarantine broken" in rig.loop._said._said
     rig.cluster.remove(kube.QUARANTINES, "broken")
     await rig.rounds(1)
-    assert rig.loop._said._said.keys() <= {"exporters that are not trusted"}
+    assert rig.loop._said._said.keys() <= {"exporters that are not accepted"}
 
 
 async def test_the_metrics_tell_of_scrapes_verdicts_and_the_budget(rig: Rig) -> None:

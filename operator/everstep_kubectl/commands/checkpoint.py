@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
 
 def _confirm(arguments: argparse.Namespace, cluster: Cluster, job: Object, told: "Answer") -> int:
     """Read in the store whether this pin, which the job reports, still is one: the job learns some seconds later
-    that somebody gave it up, and a suspended one not at all.
+    that somebody removed it, and a suspended one not at all.
     """
     from everstep_kubectl import pins
     from everstep_kubectl.commands import checkpoints
@@ -50,7 +50,7 @@ def _confirm(arguments: argparse.Namespace, cluster: Cluster, job: Object, told:
     except ClusterError as error:
         print(
             f"{told.message} already, as the job last reported; nothing new was saved. The run could not be read to "
-            f"see whether the pin was given up since: {error}"
+            f"see whether the pin was removed since: {error}"
         )
         return 0
     answer = told if arguments.pin in kept else pins.tell_unpinned(job, arguments.pin)

@@ -104,6 +104,6 @@ def _save(
     for problem in problems:
         print(f"  not in it: {problem}")
     print(
-        "  environment values and what looks like a credential are taken out; look before you send it"
+        "  environment values and what looks like a credential were removed; read it before you send it"
     )
     return 0

@@ -32,7 +32,7 @@ def _switch(arguments: argparse.Namespace, cluster: Cluster, *, on: bool) -> int
     call = ("patch", JOBS, arguments.job, "--type=merge", "-p", patch)
     cluster.begin(*call, *cluster.scope()).text()
     if arguments.no_wait:
-        print(f"{arguments.job}: asked to {'save and stop' if on else 'go on'}")
+        print(f"{arguments.job}: asked to {'save and stop' if on else 'resume'}")
         return 0
     return _await(arguments, cluster, before, "Suspended" if on else "Running")
 

@@ -136,7 +136,7 @@ def _create(node: NodeFacts, finding: Finding, view: View) -> Action:
     message = (
         f"{quarantine.message}; the cordon budget is spent: the node is not cordoned, jobs stay on it, "
         "and new pods prefer other nodes. If many nodes are at fault at once, look for a bad driver or "
-        "DCGM roll-out. Else release repaired nodes (kubectl delete nodequarantine) or raise "
+        "DCGM roll-out. Otherwise release repaired nodes (kubectl delete nodequarantine) or raise "
         "--cordon-budget (cordonBudget in the chart's values)"
     )
     return CreateQuarantine(quarantine=quarantine, reason=REASON_OVER_BUDGET, message=message)

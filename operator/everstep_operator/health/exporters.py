@@ -91,7 +91,7 @@ class Exporters:
         self._said.forget("exporters")
         if self._targets.strangers:
             shown = "; ".join(self._targets.strangers[:SHOWN])
-            self._said.say("exporters that are not trusted", shown)
+            self._said.say("exporters that are not accepted", shown)
         watched = self._targets.by_node
         all_watched = all(n.name in watched for n in roster.nodes.values() if n.has_gpus)
         self._listed_at = now if all_watched and watched else None

@@ -84,7 +84,9 @@ def _failure(node: str, kind: FailureKind, message: str, now: float) -> Scrape:
 
 
 def _describe_contest(pods: Collection[str]) -> str:
-    return f"{len(pods)} exporters run on the node ({', '.join(pods)}), and none is trusted"
+    return (
+        f"{len(pods)} exporters run on the node ({', '.join(pods)}), and Everstep asks none of them"
+    )
 
 
 def _distrust(pod: Pod, namespaces: Collection[str]) -> str:

@@ -37,6 +37,6 @@ def _describe(found: list[NodeVerdict]) -> str:
     shown = "; ".join(verdict.message for verdict in found[:NAMED])
     more = f" (and {len(found) - NAMED} more nodes)" if len(found) > NAMED else ""
     return (
-        f"{shown}{more}. If many nodes are at fault at once, look for a bad driver or DCGM roll-out; "
-        "else release repaired nodes or raise the operator's --cordon-budget"
+        f"{shown}{more}. If many nodes are at fault at once, look for a bad driver or DCGM roll-out. Otherwise release "
+        "repaired nodes (kubectl delete nodequarantine) or raise cordonBudget in the chart's values"
     )

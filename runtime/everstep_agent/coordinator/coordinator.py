@@ -31,7 +31,7 @@ from everstep_contract import levels, report
 
 FAILED = report.Cause.COORDINATOR.value
 LOST = Break(
-    cause="CoordinatorLost", message="the agent that coordinated the job is gone", certain=False
+    cause="CoordinatorLost", message="the agent that coordinated the job was lost", certain=False
 )
 
 

@@ -187,7 +187,7 @@ def _is_committed(term: Term, step: int) -> bool:
 def _say_unsaved(term: Term, leaving: Sequence[Id]) -> None:
     slots = ", ".join(str(slot) for slot, _, _ in leaving)
     if is_notice_over(term, leaving):
-        limit = f"until {LEAVE_SECONDS:g} s before the end of the pod's notice"
+        limit = f"until {LEAVE_SECONDS:g} s before the end of the pod's grace period"
         advice = "For slow stores raise terminationGracePeriodSeconds"
     else:
         limit = f"within {term.settings.drain_seconds:.0f} s"

@@ -27,7 +27,7 @@ class Pins:
             elif held.step != step:
                 notes.append(
                     f"step {step} is not pinned as {name}: the run has pinned step {held.step} under this"
-                    " name, and uses a name once"
+                    " name, and uses a name once; use another name"
                 )
             elif not log.is_on_lineage(held.epoch, held.step):
                 notes.append(

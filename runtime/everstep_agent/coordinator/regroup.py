@@ -261,7 +261,7 @@ def _why_not_wait(term: Term, waited: float) -> str:
     if not missing:
         return f"the survivors did not answer within {HOLD_SECONDS:g} s"
     if waited > WORD_SECONDS:
-        return f"{missing} did not answer within {WORD_SECONDS:g} s, and nobody gave it up"
+        return f"{missing} did not answer within {WORD_SECONDS:g} s, and was not declared gone"
     if why := why_not_wanted(term):
         return why
     leaving = {r.slot for r in term.recent() if r.leaving} | {*term.wanted.leave}

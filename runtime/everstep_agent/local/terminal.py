@@ -26,7 +26,7 @@ def describe_changes(before: levels.Seen, after: levels.Seen) -> list[str]:
     if after.storage_error and not _same_trouble(before.storage_error, after.storage_error):
         lines.append(f"store: {after.storage_error.message}")
     if before.storage_error and not after.storage_error:
-        lines.append("store: back")
+        lines.append("store: available again")
     return lines
 
 
