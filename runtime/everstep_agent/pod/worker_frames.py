@@ -137,7 +137,7 @@ class WorkerFrames:
         self._line.say("not_prepared", local=worker.local, message=frame.why)
         if self._workers.fresh.get(worker.local) is worker:  # otherwise it was no longer invited
             self._parts.holds.refuse(worker.local, frame.why)
-        self._workers.recycle(0)
+        self._parts.joining.recycle(0, "a worker of this pod did not get ready to join")
 
 
 def _give_chunk(worker: Worker, request: int, place: places.Place) -> None:
