@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from multiprocessing.connection import wait
-from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 from everstep import data_worker, parcel
@@ -50,7 +49,7 @@ class DataWorker:
             self._process = _SERVER.Process(target=data_worker.serve, args=(theirs,), daemon=True)
             self._process.start()
         self.pid = self._process.pid or 0
-        send_handle(self.connection, source, self.pid)
+        parcel.send(self.connection, source, self.pid)
 
     def is_free(self, request: Request) -> bool:
         """Whether it takes the request at once."""
@@ -65,7 +64,7 @@ class DataWorker:
         """Receive a word and what belongs to it. Raises EOFError or OSError if the process has ended."""
         word, content = self.connection.recv()
         if word == data_worker.BATCH:
-            content = parcel.unpack(recv_handle(self.connection))
+            content = parcel.unpack(parcel.receive(self.connection))
         return word, content
 
     def end(self, *, at_once: bool = False) -> int:

@@ -63,7 +63,8 @@ def _take(number: int, name: str) -> socket.socket | None:
     if identify(copy) != name:
         os.close(copy)
         return None
-    duplicate = socket.socket(fileno=copy)
+    # Without NONBLOCK here, a default timeout of the script would make gloo's own socket non-blocking.
+    duplicate = socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK, fileno=copy)
     if not _is_foreign(duplicate, inheritable):
         copies[number] = name
         with suppress(OSError):
@@ -85,7 +86,8 @@ def _is_foreign(one: socket.socket, inheritable: bool) -> bool:
 
 def _is_connection(one: socket.socket) -> bool:
     # The script may have opened others meanwhile: to a data worker (unix), for metrics (UDP).
-    if one.family == socket.AF_UNIX or one.type != socket.SOCK_STREAM:
+    kind = one.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
+    if one.family == socket.AF_UNIX or kind != socket.SOCK_STREAM:
         return False
     # If gloo's listener were shut down, its accept would fail, and gloo would call std::terminate.
     return not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)

@@ -58,6 +58,21 @@ def test_a_connection_that_the_script_opens_meanwhile_is_not_the_groups() -> Non
     group_sockets.copies.clear()
 
 
+def test_a_default_timeout_of_the_script_leaves_the_groups_connections_as_they_are() -> None:
+    ours, theirs = a_connection()
+    ours.set_inheritable(True)  # as gloo's are
+    with ours, theirs:
+        socket.setdefaulttimeout(5.0)
+        try:
+            taken = group_sockets.own({ours.fileno(): group_sockets.identify(ours.fileno())})
+        finally:
+            socket.setdefaulttimeout(None)
+        assert len(taken) == 1
+        assert os.get_blocking(ours.fileno())
+        taken[0].close()
+    group_sockets.copies.clear()
+
+
 def test_gloos_connections_have_a_time_limit_that_the_scripts_have_not() -> None:
     """So they are the group's even if a later gloo closes its sockets on exec."""
     before = group_sockets.open_sockets()
