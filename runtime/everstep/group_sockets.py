@@ -51,6 +51,13 @@ def close_in_children(sockets: Iterable[socket.socket]) -> None:
     copies.update({s.fileno(): identify(s.fileno()) for s in sockets})
 
 
+def close_new_in_children(before: Mapping[int, str]) -> None:
+    """The same for the sockets of a group that is never cut."""
+    for number, name in list_new(before, open_sockets()).items():
+        if duplicate := _take(number, name):
+            duplicate.close()
+
+
 def _take(number: int, name: str) -> socket.socket | None:
     """Duplicate a connection of the group. None: gloo has closed it because a neighbour is lost, or
     it is no connection, or it is not the group's.

@@ -116,6 +116,16 @@ def test_a_forked_child_closes_the_groups_sockets_and_nothing_that_has_got_their
         one.close()
 
 
+def test_a_forked_child_also_closes_the_sockets_of_two_ranks_that_hand_over_state() -> None:
+    before = group_sockets.open_sockets()
+    ranks = two_ranks()
+    found = group_sockets.list_new(before, group_sockets.open_sockets())
+    assert len(found) >= 2
+    assert found.items() <= group_sockets.copies.items()
+    del ranks
+    group_sockets.copies.clear()
+
+
 def test_a_collection_in_a_forked_child_does_not_wait_for_the_threads_of_its_parents_group() -> (
     None
 ):
