@@ -488,6 +488,25 @@ def test_one_name_twice(trial: Trial) -> None:
         trial.job.track(model=trial.model)
 
 
+def test_a_call_of_track_that_is_refused_tracks_nothing(a_trial: Callable[..., Trial]) -> None:
+    """Else a script that catches the error would save what it has not loaded from the checkpoint."""
+    trial = a_trial()
+    trial.job.track(model=trial.model)
+    foreign = torch.optim.SGD(torch.nn.Linear(2, 2).parameters())
+    for refused in (object(), foreign):
+        with pytest.raises(Misuse):
+            trial.job.track(counts=torch.zeros(2), refused=refused)
+        assert [*trial.session.tracked.objects] == ["model"]
+    trial.job.track(counts=torch.zeros(2), optimizer=trial.optimizer)
+    trial.take(next(trial.job.steps(until=2)))
+
+
+def test_a_call_of_track_local_that_is_refused_tracks_nothing(trial: Trial) -> None:
+    with pytest.raises(Misuse):
+        trial.job.track_local(counts=torch.zeros(2), refused=object())
+    assert not trial.session.local.names
+
+
 def test_a_scaler_that_is_not_tracked(trial: Trial) -> None:
     scaler = torch.amp.GradScaler("cpu")
     with pytest.raises(Misuse, match=r"job\.track\(scaler=scaler\)"):
