@@ -515,6 +515,45 @@ def test_a_scaler_that_is_not_tracked(trial: Trial) -> None:
                 step.backward(trial.loss(batch), scaler=scaler)
 
 
+def take_with_scaled_loss(trial: Trial, scaler: torch.amp.GradScaler) -> None:
+    step = next(iter(trial.job.steps(until=2)))
+    for batch in step.batches(trial.data):
+        step.backward(scaler.scale(trial.loss(batch)))
+    scaler.step(trial.optimizer)
+    scaler.update()
+
+
+def test_a_scaler_that_is_not_tracked_and_scales_the_loss_itself(trial: Trial) -> None:
+    with pytest.raises(Misuse, match=r"job\.track\(scaler=scaler\).*loss as it is"):
+        take_with_scaled_loss(trial, torch.amp.GradScaler("cpu", init_scale=4.0))
+
+
+def test_a_scaler_that_is_disabled_or_tracked_may_scale_the_loss(
+    a_trial: Callable[..., Trial],
+) -> None:
+    take_with_scaled_loss(a_trial().track(), torch.amp.GradScaler("cpu", enabled=False))
+    tracked = torch.amp.GradScaler("cpu", init_scale=4.0)
+    trial = a_trial().track()
+    trial.job.track(scaler=tracked)
+    take_with_scaled_loss(trial, tracked)
+
+
+def test_a_scaler_may_be_part_of_a_tracked_object(trial: Trial) -> None:
+    class Precision:
+        def __init__(self) -> None:
+            self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+
+        def state_dict(self) -> dict[str, Any]:
+            return self.scaler.state_dict()
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.scaler.load_state_dict(state)
+
+    own = Precision()
+    trial.job.track(precision=own)
+    take_with_scaled_loss(trial, own.scaler)
+
+
 def test_a_disabled_scaler_need_not_be_tracked(trial: Trial) -> None:
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     step = first_step(trial)
