@@ -101,6 +101,7 @@ class DataWorkers:
         """A data worker has loaded the dataset, so the script is right. If a later one cannot start (its script was
         edited, there is no memory), the others go on.
         """
+        self._rank = os.getpid()
         self._parcel = _pack(source, count)
         _SERVER.set_forkserver_preload([data_worker.__name__])
         self._workers = [DataWorker(self._parcel) for _ in range(count)]
@@ -143,6 +144,9 @@ class DataWorkers:
         return self._fetch(request)
 
     def close(self) -> None:
+        """End them, unless this is a process that the script has forked: they are its parent's."""
+        if os.getpid() != self._rank:
+            return
         workers, self._workers = self._workers, []
         for worker in workers:
             worker.end(at_once=True)
