@@ -307,7 +307,7 @@ def _finish(session: Session) -> NoReturn:
             Cause.MISUSE,
             f"main returned after step {session.applied}, before until={session.until} (break out "
             "of job.steps, or sys.exit?); a job ends when `until` is reached. To end it earlier, call job.stop() in "
-            "its last step, on every rank",
+            "its last step, on every rank, and let the loop over job.steps end by itself",
         )
     session.membership.group.tell_end()
     session.agent.send(wire.Finished(epoch=session.epoch, step=session.applied))

@@ -432,11 +432,25 @@ def test_a_change_of_state_after_the_step_was_marked_applied(
             trial.optimizer.step()
 
 
-def test_evaluate_inside_the_inner_loop(trial: Trial) -> None:
+@pytest.mark.parametrize(
+    "call",
+    [lambda t: next(t.job.evaluate(t.data)), lambda t: t.job.sum(1.0)],
+    ids=["evaluate", "sum"],
+)
+def test_a_call_inside_the_inner_loop_that_belongs_after_it(
+    trial: Trial, call: Callable[[Trial], object]
+) -> None:
     step = first_step(trial)
-    with pytest.raises(Misuse, match="did not end"):
+    with pytest.raises(Misuse, match=r"did not end \(.*job\.sum within it.*call job\.sum after it"):
         for _ in step.batches(trial.data):
-            next(trial.job.evaluate(trial.data))
+            call(trial)
+
+
+def test_the_length_of_a_loop_that_is_not_used(trial: Trial) -> None:
+    step = first_step(trial)
+    assert len(step.batches(trial.data)) == 3
+    with pytest.raises(Misuse, match=r"did not end \(.*len\(\) of one that is not used"):
+        step.batches(trial.data)
 
 
 def test_an_evaluation_that_goes_on_in_a_later_step(trial: Trial) -> None:

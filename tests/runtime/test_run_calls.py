@@ -1,4 +1,4 @@
-"""What `everstep.run` does with a process that is no rank, and with a second call."""
+"""What `everstep.run` does with a process that is no rank, with a second call, and if `main` returns too early."""
 
 import os
 from typing import NoReturn
@@ -6,7 +6,7 @@ from typing import NoReturn
 import pytest
 
 from everstep import Job, Misuse, run, worker
-from everstep_contract import env
+from everstep_contract import env, wire
 from runtime.a_job import Ended, Trial
 
 
@@ -54,3 +54,16 @@ def test_a_second_call_is_refused(as_a_rank: Trial) -> None:
     with pytest.raises(Ended):
         run(main)
     assert "It is called once in a process" in said[0]
+
+
+def test_a_script_that_stops_and_breaks_is_told_to_let_the_loop_end(as_a_rank: Trial) -> None:
+    def main(job: Job) -> None:
+        for step in job.steps(until=9):
+            as_a_rank.take(step)
+            job.stop()
+            break
+
+    with pytest.raises(Ended):
+        run(main)
+    (failed,) = as_a_rank.agent.of(wire.Failed)
+    assert failed.message.endswith("and let the loop over job.steps end by itself")
