@@ -293,6 +293,7 @@ def open_page(environ: Mapping[str, str]) -> PositionPage | None:
         return None
     page = PositionPage(path)
     page.own()
+    os.register_at_fork(after_in_child=page.detach)
     return page
 
 
