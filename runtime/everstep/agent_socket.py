@@ -169,5 +169,6 @@ class AgentSocket:
 
 def connect(path: str, on_epoch: Callable[[Any], None]) -> AgentSocket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(None)  # the script may have set a default, and agents may be silent
     connection.connect(path)
     return AgentSocket(connection, on_epoch)

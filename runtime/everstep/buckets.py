@@ -21,6 +21,12 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in _NARROW else dtype
 
 
+def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
+    """The dtype of its gradient; if that is complex, of the pairs. A script may set `grad_dtype` (None: any)."""
+    chosen: torch.dtype | None = getattr(parameter, "grad_dtype", None)
+    return (chosen or parameter.dtype).to_real()
+
+
 class Bucket:
     def __init__(self, indices: list[int], spread: spread.Spread) -> None:
         self.indices, self.spread = indices, spread
@@ -48,6 +54,7 @@ class Plan:
         self.index = {id(p): i for i, p in enumerate(self.parameters)}
         self._spreads = [spread.find_spread(p) for p in self.parameters]
         self._held = [as_real(local_of(p).detach()) for p in self.parameters]
+        self._dtypes = [gradient_dtype(p) for p in self.parameters]
         devices = {p.device.type for p in self.parameters}
         if len(devices) > 1:
             raise Misuse(
@@ -66,7 +73,7 @@ class Plan:
         """The bucket's buffer, which is allocated if it has none."""
         if bucket.flat is None:
             held = [self._held[i] for i in bucket.indices]
-            size, dtype = sum(h.numel() for h in held), self._dtype(held[0])
+            size, dtype = sum(h.numel() for h in held), self._sum_dtype(bucket.indices[0])
             bucket.flat = torch.zeros(size, dtype=dtype, device=held[0].device)
             self._set_views(bucket, bucket.flat)
             bucket.uses = _count_uses(bucket.flat)
@@ -90,9 +97,9 @@ class Plan:
                 bucket.flat = None
 
     def fits(self, index: int, gradient: torch.Tensor) -> bool:
-        """Whether it has the dtype and the memory layout of the parameter."""
-        held = self._held[index]
-        return gradient.dtype == held.dtype and gradient.stride() == held.stride()
+        """Whether it has the dtype of the parameter's gradient, and the memory layout of the parameter."""
+        same = gradient.dtype == self._dtypes[index]
+        return same and gradient.stride() == self._held[index].stride()
 
     def place(self, index: int) -> str:
         """As `Spread.place`."""
@@ -100,19 +107,20 @@ class Plan:
 
     def new_gradient(self, index: int) -> torch.Tensor:
         """Allocate memory for this rank's part of a gradient."""
-        part = torch.empty_like(self._held[index], memory_format=torch.preserve_format)
+        held, dtype = self._held[index], self._dtypes[index]
+        part = torch.empty_like(held, dtype=dtype, memory_format=torch.preserve_format)
         return self.shape(index, part)
 
     def shape(self, index: int, part: torch.Tensor) -> torch.Tensor:
         """Give this rank's part of a gradient the dtype kind of its parameter: real or complex."""
         return torch.view_as_complex(part) if self.parameters[index].is_complex() else part
 
-    def _dtype(self, held: torch.Tensor) -> torch.dtype:
-        return torch.int64 if self._exact else sum_dtype(held.dtype)
+    def _sum_dtype(self, index: int) -> torch.dtype:
+        return torch.int64 if self._exact else sum_dtype(self._dtypes[index])
 
     def _describe(self, index: int) -> shares.Parameter:
         held = self._held[index]
-        dtype, parameter = self._dtype(held), self.parameters[index]
+        dtype, parameter = self._sum_dtype(index), self.parameters[index]
         numbers = 2 if parameter.is_complex() else 1
         return shares.Parameter(
             elements=spread.count_planned(parameter) * numbers,

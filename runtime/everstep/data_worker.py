@@ -13,7 +13,6 @@ import multiprocessing
 import os
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import recv_handle, send_handle
 from threading import Thread
 
 import torch
@@ -52,7 +51,7 @@ def serve(connection: Connection) -> None:
 
 
 def _load(connection: Connection) -> Source | None:
-    number = recv_handle(connection)
+    number = parcel.receive(connection)
     try:
         source: Source = parcel.unpack(number, only_reader=False)
     except Exception as error:
@@ -91,6 +90,6 @@ def _answer(connection: Connection, source: Source, request: Request) -> None:
         return
     try:
         connection.send((BATCH, None))
-        send_handle(connection, number, os.getppid())
+        parcel.send(connection, number, os.getppid())
     finally:
         os.close(number)

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from multiprocessing.connection import wait
-from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 from everstep import data_worker, parcel
@@ -50,7 +49,7 @@ class DataWorker:
             self._process = _SERVER.Process(target=data_worker.serve, args=(theirs,), daemon=True)
             self._process.start()
         self.pid = self._process.pid or 0
-        send_handle(self.connection, source, self.pid)
+        parcel.send(self.connection, source, self.pid)
 
     def is_free(self, request: Request) -> bool:
         """Whether it takes the request at once."""
@@ -65,7 +64,7 @@ class DataWorker:
         """Receive a word and what belongs to it. Raises EOFError or OSError if the process has ended."""
         word, content = self.connection.recv()
         if word == data_worker.BATCH:
-            content = parcel.unpack(recv_handle(self.connection))
+            content = parcel.unpack(parcel.receive(self.connection))
         return word, content
 
     def end(self, *, at_once: bool = False) -> int:
@@ -102,6 +101,7 @@ class DataWorkers:
         """A data worker has loaded the dataset, so the script is right. If a later one cannot start (its script was
         edited, there is no memory), the others go on.
         """
+        self._rank = os.getpid()
         self._parcel = _pack(source, count)
         _SERVER.set_forkserver_preload([data_worker.__name__])
         self._workers = [DataWorker(self._parcel) for _ in range(count)]
@@ -144,6 +144,9 @@ class DataWorkers:
         return self._fetch(request)
 
     def close(self) -> None:
+        """End them, unless this is a process that the script has forked: they are its parent's."""
+        if os.getpid() != self._rank:
+            return
         workers, self._workers = self._workers, []
         for worker in workers:
             worker.end(at_once=True)

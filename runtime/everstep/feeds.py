@@ -4,7 +4,8 @@ A draw is counted when its step is marked as applied, on every rank. So the samp
 was not applied are used again, and those of an applied step never are.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -55,6 +56,18 @@ class Feeds:
             return name
         self._unnamed += 1
         return str(self._unnamed)
+
+    @contextmanager
+    def all_or_none(self) -> Iterator[None]:
+        """If an exception ends it, no feed was made within it: a script may catch the exception, and call job.batches
+        again.
+        """
+        before = self._made.copy(), self._accepted.copy(), self._unnamed
+        try:
+            yield
+        except BaseException:
+            self._made, self._accepted, self._unnamed = before
+            raise
 
     def add(self, made: Batches, *, on_change: str) -> None:
         """Add a feed that the script has made. One that is made after

@@ -400,7 +400,9 @@ class Pair:
 def form_pair(agent: store.Requests, *, epoch: int, key: str, rank: int) -> Pair:
     """Form a group of two; blocks until the other rank is there. Raises `RuntimeError` or `TimeoutError`."""
     keys = store.AgentStore(agent, epoch, f"{key}/")
+    before = group_sockets.open_sockets()
     made = dist.ProcessGroupGloo(keys, rank, 2, make_options(os.environ.get("EVERSTEP_POD_IP")))
+    group_sockets.close_new_in_children(before)
     return Pair(made, 1 - rank)
 
 

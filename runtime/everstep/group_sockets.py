@@ -51,6 +51,13 @@ def close_in_children(sockets: Iterable[socket.socket]) -> None:
     copies.update({s.fileno(): identify(s.fileno()) for s in sockets})
 
 
+def close_new_in_children(before: Mapping[int, str]) -> None:
+    """The same for the sockets of a group that is never cut."""
+    for number, name in list_new(before, open_sockets()).items():
+        if duplicate := _take(number, name):
+            duplicate.close()
+
+
 def _take(number: int, name: str) -> socket.socket | None:
     """Duplicate a connection of the group. None: gloo has closed it because a neighbour is lost, or
     it is no connection, or it is not the group's.
@@ -63,7 +70,8 @@ def _take(number: int, name: str) -> socket.socket | None:
     if identify(copy) != name:
         os.close(copy)
         return None
-    duplicate = socket.socket(fileno=copy)
+    # Without NONBLOCK here, a default timeout of the script would make gloo's own socket non-blocking.
+    duplicate = socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK, fileno=copy)
     if not _is_foreign(duplicate, inheritable):
         copies[number] = name
         with suppress(OSError):
@@ -85,7 +93,8 @@ def _is_foreign(one: socket.socket, inheritable: bool) -> bool:
 
 def _is_connection(one: socket.socket) -> bool:
     # The script may have opened others meanwhile: to a data worker (unix), for metrics (UDP).
-    if one.family == socket.AF_UNIX or one.type != socket.SOCK_STREAM:
+    kind = one.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
+    if one.family == socket.AF_UNIX or kind != socket.SOCK_STREAM:
         return False
     # If gloo's listener were shut down, its accept would fail, and gloo would call std::terminate.
     return not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)

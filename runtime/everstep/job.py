@@ -177,10 +177,12 @@ class Job:
             shuffle=shuffle,
             fingerprint=fingerprint,
         )
-        name = session.feeds.choose_name(validate.text_or_none("job.batches: name", name))
-        data = Batches(dataset, settings, name=name, collate=collate)
-        session.feeds.add(data, on_change=on_change)
-        data.start_workers(workers, session.note_own)
+        name = validate.text_or_none("job.batches: name", name)
+        with session.feeds.all_or_none():
+            name = session.feeds.choose_name(name)
+            data = Batches(dataset, settings, name=name, collate=collate)
+            session.feeds.add(data, on_change=on_change)
+            data.start_workers(workers, session.note_own)
         if not data.exact:
             session.note(
                 f"{type(dataset).__name__} can only be iterated: resumable, not exact. It is read in its own order, "

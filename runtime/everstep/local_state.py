@@ -34,8 +34,9 @@ class LocalState:
 
     def add(self, objects: Mapping[str, Any]) -> None:
         """Raises `Misuse`."""
-        for name, thing in objects.items():
-            self._tracked.add(name, thing)
+        with self._tracked.all_or_none():
+            for name, thing in objects.items():
+                self._tracked.add(name, thing)
 
     def may_hold(self, parameters: Collection[torch.Tensor]) -> bool:
         """Whether one of these is of a module here, or may be of an object with a state_dict of its own."""

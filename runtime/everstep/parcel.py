@@ -9,6 +9,8 @@ import io
 import os
 import pickle
 import struct
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any, BinaryIO
 
 import torch
@@ -57,6 +59,26 @@ def unpack(number: int, *, only_reader: bool = True) -> Any:
     (start, size), spans = pickle.loads(view[at : at + length])
     buffers = [_take(room[a : a + n]) for a, n in spans]
     return pickle.loads(view[start : start + size], buffers=buffers)
+
+
+def send(connection: Connection, number: int, process: int) -> None:
+    """Send a file's descriptor to the process at the other end."""
+    send_handle(connection, number, process)
+    _block_again(connection)
+
+
+def receive(connection: Connection) -> int:
+    """Receive a file's descriptor."""
+    number = recv_handle(connection)
+    _block_again(connection)
+    return number
+
+
+def _block_again(connection: Connection) -> None:
+    """For a descriptor, multiprocessing takes the connection for a socket. If the script has set a default timeout
+    (`socket.setdefaulttimeout`), the connection blocks no longer, and its next `recv` would fail.
+    """
+    os.set_blocking(connection.fileno(), True)
 
 
 def _map(number: int, *, shared: bool) -> torch.Tensor:

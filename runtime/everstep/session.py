@@ -152,10 +152,12 @@ class Session:
 
     def track(self, objects: dict[str, Any]) -> None:
         """Register objects, and load them from the checkpoint. Raises `Misuse`, `StateError`."""
-        for name, thing in objects.items():
-            self.tracked.add(name, thing)
+        with self.tracked.all_or_none():
+            for name, thing in objects.items():
+                self.tracked.add(name, thing)
+            self.tracked.require_known(objects)
+        for name in objects:
             self.at_track.note_parameters(name)
-        self.tracked.require_known(objects)
         self.at_track.note_groups(objects)
         if self.checkpoint:
             trees = self._tree()["objects"]

@@ -83,7 +83,8 @@ class Step:
             loss: one number, the mean over the batch.
             weight: a number. None: the number of samples in the batch. Pass the number of tokens if
                 samples differ in length.
-            scaler: a `torch.amp.GradScaler`. `.grad` is then scaled in the same way on all ranks,
+            scaler: a tracked `torch.amp.GradScaler`, instead of `scaler.scale(loss)`, which would
+                scale `step.loss`, too. `.grad` is then scaled in the same way on all ranks,
                 so `scaler.unscale_`, `scaler.step` and `scaler.update` after the loop decide the
                 same on every rank.
 

@@ -48,9 +48,10 @@ class StepState:
         if self.loop is not None and not self.loop.ended:
             raise Misuse(
                 f"step {self.number}: the loop over step.batches did not end (break, an exception that was "
-                "swallowed, or zip() of two loops?); a step counts only when every batch of it was answered: let the "
-                "loop end, and call step.skip() for a batch to leave out. To use samples of two datasets in one loss, "
-                "make one dataset of both"
+                "swallowed, zip() of two loops, len() of one that is not used, or job.evaluate, job.pause or job.sum "
+                "within it?); a step counts only when every batch of it was answered: let the loop end, and call "
+                "step.skip() for a batch to leave out. Add up in the loop, and call job.sum after it. To use samples "
+                "of two datasets in one loss, make one dataset of both"
             )
 
     def require_used(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -87,6 +88,23 @@ class Tracked:
                 "persistent=False"
             )
         self.objects[name] = (kind, thing)
+        self._forget()
+
+    @contextmanager
+    def all_or_none(self) -> Iterator[None]:
+        """If an exception ends it, what was added within it is not tracked: a script may catch the exception, and track
+        the rest again.
+        """
+        before = self.objects.copy()
+        try:
+            yield
+        except BaseException:
+            self.objects = before
+            self._forget()
+            raise
+
+    def _forget(self) -> None:
+        """Forget what was found out about the objects tracked so far."""
         self._parameters = self._small = None
         self._walked = (-1, [])
         self._by_key.clear()

@@ -1,5 +1,5 @@
 """Detects an optimizer that trains tracked parameters and is not tracked itself, or that steps too early, a
-model and its optimizer that are both not tracked, and a schedule that is not tracked.
+model and its optimizer that are both not tracked, and a schedule or a scaler that is not tracked.
 
 Everstep hands gradients only to parameters that tracked optimizers hold, and saves only what is
 tracked. So an optimizer that is not tracked trains nothing, or loses its state whenever a rank joins
@@ -9,7 +9,9 @@ it applies the gradient of one micro-batch, and each rank that of another.
 """
 
 import functools
+import sys
 import weakref
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,7 +53,10 @@ def _check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if step.loop is not None and step.loop.begun and not step.loop.ended:
             problem = find_early(session.tracked, optimizer)
         else:
-            problem = find_problem(session.tracked, optimizer) if step.reductions else ""
+            problem = ""
+            if step.reductions:
+                problem = find_problem(session.tracked, optimizer)
+                problem = problem or find_scaler_problem(session.tracked, optimizer)
         if problem:
             raise Misuse(f"step {step.number}: {problem}")
         if session not in _noted and (told := describe_apart(session, optimizer)):
@@ -127,6 +132,30 @@ def find_problem(tracked: Tracked, optimizer: torch.optim.Optimizer) -> str:
     if own and optimizer.state and not tracked.may_hold_optimizers():
         return f"{who}, so a rank that joins or restarts would begin without its state: {fix}"
     return ""
+
+
+def find_scaler_problem(tracked: Tracked, optimizer: torch.optim.Optimizer) -> str:
+    """Describe that a GradScaler which makes this step of a tracked optimizer is not tracked; empty: that is not so.
+    It may have scaled the losses itself, as in `step.backward(scaler.scale(loss))`.
+    """
+    scaler = _find_scaler() if _is_tracked(tracked, optimizer) else None
+    known = [thing for _, thing in tracked.of_kind("object")]
+    if scaler is None or any(thing is scaler for thing in known) or tracked.may_hold_optimizers():
+        return ""
+    return (
+        "a GradScaler makes the optimizer's step, and it is not tracked. A rank that joins or restarts would begin "
+        "with another scale, and the sums would mix both: call job.track(scaler=scaler), and "
+        "step.backward(loss, scaler=scaler) with the loss as it is"
+    )
+
+
+def _find_scaler() -> torch.amp.GradScaler | None:
+    """The enabled scaler in whose step this is called. torch passes it to no hook."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not torch.amp.GradScaler.step.__code__:
+        frame = frame.f_back
+    found: torch.amp.GradScaler | None = frame.f_locals["self"] if frame is not None else None
+    return found if found is not None and found.is_enabled() else None
 
 
 def _is_tracked(tracked: Tracked, optimizer: torch.optim.Optimizer) -> bool:

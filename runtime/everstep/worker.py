@@ -115,7 +115,8 @@ def run(main: Callable[[Job], None], *, seed: int = 0, exact_reduction: bool = F
     Raises:
         NotUnderAgent: the process was not started by `everstep run`.
         Misuse: `main` is not a function, `seed` not a whole number, `exact_reduction` not a bool,
-            or the environment selects a way to form groups that is unknown or not possible here.
+            it is called within `main`, or the environment selects a way to form groups that is
+            unknown or not possible here.
     """
     if data_worker.is_child():
         return
@@ -132,16 +133,50 @@ def run(main: Callable[[Job], None], *, seed: int = 0, exact_reduction: bool = F
             f"{os.path.basename(sys.argv[0]) or 'train.py'} ({env.AGENT_SOCKET} is not set)"
         )
     forming.read_setting(os.environ)
+    _require_first()
     _prepare()
     registrations.refuse_wrappers()
     session = _join(path, seed, exact_reduction)
-    job = Job(session)
+    job, rank = Job(session), os.getpid()
     try:
         main(job)
     except BaseException as error:
+        if os.getpid() != rank:
+            _end_child(error)
         if not _is_plain_end(error):
             _explain(session, error)
+    if os.getpid() != rank:
+        _end_child(None)
     _finish(session)
+
+
+def _require_first() -> None:
+    """Raises `Misuse` if this process has joined its job before: the agent would wait for both."""
+    global _joined
+    if _joined:
+        raise Misuse(
+            "everstep.run was called within main. It is called once in a process, and ends the process. To train "
+            "several models, name all of them in job.track, and write a loop over step.batches for each. What is to "
+            "follow this job is another `everstep run`"
+        )
+    _joined = True
+
+
+_joined = False
+
+
+def _end_child(error: BaseException | None) -> NoReturn:
+    """End a process that the script has forked. It is no rank, so the agent is told nothing. Nothing is destroyed: the
+    destructor of a gloo group waits for threads that only the rank has.
+    """
+    status = 0 if error is None else 1
+    if isinstance(error, SystemExit) and isinstance(error.code, int | None):
+        status = error.code or 0
+    elif error is not None:
+        traceback.print_exception(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _is_plain_end(error: BaseException) -> bool:
@@ -258,6 +293,7 @@ def open_page(environ: Mapping[str, str]) -> PositionPage | None:
         return None
     page = PositionPage(path)
     page.own()
+    os.register_at_fork(after_in_child=page.detach)
     return page
 
 
@@ -272,7 +308,7 @@ def _finish(session: Session) -> NoReturn:
             Cause.MISUSE,
             f"main returned after step {session.applied}, before until={session.until} (break out "
             "of job.steps, or sys.exit?); a job ends when `until` is reached. To end it earlier, call job.stop() in "
-            "its last step, on every rank",
+            "its last step, on every rank, and let the loop over job.steps end by itself",
         )
     session.membership.group.tell_end()
     session.agent.send(wire.Finished(epoch=session.epoch, step=session.applied))

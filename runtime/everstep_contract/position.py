@@ -132,6 +132,13 @@ class PositionPage:
         """
         owner_lock.own(self._page, _LOCK)
 
+    def detach(self) -> None:
+        """From now on, write to memory that nobody reads: the worker's script has forked this process, which has
+        inherited the page.
+        """
+        self._page = mmap.mmap(-1, SIZE)
+        self._words = memoryview(self._page).cast("q")
+
     def write(self, position: Position) -> None:
         count = self._words[_COUNT] + 1
         body = _BODY.pack(

@@ -39,6 +39,17 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "position")
 
 
+def test_a_process_that_was_forked_from_the_worker_leaves_the_page_as_it_is(path: str) -> None:
+    worker = PositionPage(path, create=True)
+    worker.write(ONE)
+    child = PositionPage(path)
+    child.detach()
+    child.write(Position(epoch=9))
+    child.mark(7.0, Stretch.COMPUTE, 1.0)
+    assert worker.read() == ONE
+    assert worker.read_mark().at == 0
+
+
 def test_a_new_page_is_a_worker_that_starts(path: str) -> None:
     page = PositionPage(path, create=True)
     read = page.read()

@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -86,3 +87,22 @@ def test_a_frame_that_the_agent_would_refuse_is_not_sent(
         ours.send(wire.Applied(epoch=1, step=1, loss=0.5, grad_norm=None, notes=("x" * 2**21,)))
     ours.send(applied(2))
     assert read(agent) == applied(2)
+
+
+def test_a_default_timeout_of_the_script_does_not_end_the_worker_of_a_silent_agent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    left = threading.Event()
+    monkeypatch.setattr(AgentSocket, "leave", lambda self, status: left.set())
+    path = str(tmp_path / "agent")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        socket.setdefaulttimeout(0.01)
+        try:
+            ours = agent_socket.connect(path, lambda frame: None)
+        finally:
+            socket.setdefaulttimeout(None)
+        assert ours._connection.gettimeout() is None
+        listener.accept()[0].close()
+    assert left.wait(10)  # the reader has ended

@@ -389,6 +389,26 @@ def test_a_data_worker_that_cannot_be_replaced_is_told() -> None:
     assert "another cannot be started ([Errno 24] Too many open files): 0 are left" in told[0]
 
 
+def test_a_child_that_the_script_forks_does_not_end_those_of_its_parent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Process:
+        ended = False
+
+        def end(self, *, at_once: bool) -> None:
+            self.ended = True
+
+    process = Process()
+    workers = DataWorkers(Source([0], list), 0, feed="1", note=print)
+    workers._workers.append(process)
+    with monkeypatch.context() as child:
+        child.setattr(os, "getpid", lambda: 1)
+        workers.close()
+    assert not process.ended
+    workers.close()
+    assert process.ended
+
+
 def test_how_a_data_worker_ended() -> None:
     assert describe_exit(-7) == "was killed by signal 7 (SIGBUS)"
     assert describe_exit(-9) == "was killed by signal 9 (SIGKILL, out of memory?)"

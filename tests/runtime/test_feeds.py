@@ -415,6 +415,16 @@ def test_a_feed_is_made_before_the_loop_and_its_name_is_its_own() -> None:
         life.take(life.feed())
 
 
+@pytest.mark.parametrize("name", ["train", None])
+def test_a_call_of_batches_that_is_refused_makes_no_feed(tmp_path: Path, name: str | None) -> None:
+    """A script may catch the error, and call it again without data workers."""
+    trial, dataset = Trial(tmp_path), [lambda: 0] * 6
+    settings = {"global_batch": 2, "micro_batch": 2, "name": name}
+    with pytest.raises(Misuse, match="workers=0"):
+        trial.job.batches(dataset, workers=1, **settings)
+    assert trial.job.batches(dataset, **settings).name == (name or "2")
+
+
 def test_a_checkpoint_without_records_goes_on_where_that_version_would_have() -> None:
     resumed = Life(a_life(3), recorded=False)
     assert resumed.take(resumed.feed()) == a_life(4).drawn[4]

@@ -1,6 +1,8 @@
 """What a rank will request next, and objects that travel between processes."""
 
+import multiprocessing
 import os
+import socket
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -154,3 +156,19 @@ def test_what_several_processes_read_each_writes_to_for_itself() -> None:
     second = parcel.unpack(number, only_reader=False)
     assert torch.equal(second, LARGE)
     assert torch.equal(first, LARGE + 1)
+
+
+def test_a_default_timeout_of_the_script_does_not_end_a_connection_that_a_descriptor_went_through() -> (
+    None
+):
+    ours, theirs = multiprocessing.Pipe()
+    with ours, theirs:
+        socket.setdefaulttimeout(5.0)
+        try:
+            parcel.send(ours, parcel.pack([1, 2]), os.getpid())
+            number = parcel.receive(theirs)
+        finally:
+            socket.setdefaulttimeout(None)
+        assert parcel.unpack(number) == [1, 2]
+        assert os.get_blocking(ours.fileno())
+        assert os.get_blocking(theirs.fileno())

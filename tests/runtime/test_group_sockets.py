@@ -58,6 +58,21 @@ def test_a_connection_that_the_script_opens_meanwhile_is_not_the_groups() -> Non
     group_sockets.copies.clear()
 
 
+def test_a_default_timeout_of_the_script_leaves_the_groups_connections_as_they_are() -> None:
+    ours, theirs = a_connection()
+    ours.set_inheritable(True)  # as gloo's are
+    with ours, theirs:
+        socket.setdefaulttimeout(5.0)
+        try:
+            taken = group_sockets.own({ours.fileno(): group_sockets.identify(ours.fileno())})
+        finally:
+            socket.setdefaulttimeout(None)
+        assert len(taken) == 1
+        assert os.get_blocking(ours.fileno())
+        taken[0].close()
+    group_sockets.copies.clear()
+
+
 def test_gloos_connections_have_a_time_limit_that_the_scripts_have_not() -> None:
     """So they are the group's even if a later gloo closes its sockets on exec."""
     before = group_sockets.open_sockets()
@@ -99,6 +114,16 @@ def test_a_forked_child_closes_the_groups_sockets_and_nothing_that_has_got_their
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     for one in (*ours, former[1]):
         one.close()
+
+
+def test_a_forked_child_also_closes_the_sockets_of_two_ranks_that_hand_over_state() -> None:
+    before = group_sockets.open_sockets()
+    ranks = two_ranks()
+    found = group_sockets.list_new(before, group_sockets.open_sockets())
+    assert len(found) >= 2
+    assert found.items() <= group_sockets.copies.items()
+    del ranks
+    group_sockets.copies.clear()
 
 
 def test_a_collection_in_a_forked_child_does_not_wait_for_the_threads_of_its_parents_group() -> (

@@ -432,11 +432,25 @@ def test_a_change_of_state_after_the_step_was_marked_applied(
             trial.optimizer.step()
 
 
-def test_evaluate_inside_the_inner_loop(trial: Trial) -> None:
+@pytest.mark.parametrize(
+    "call",
+    [lambda t: next(t.job.evaluate(t.data)), lambda t: t.job.sum(1.0)],
+    ids=["evaluate", "sum"],
+)
+def test_a_call_inside_the_inner_loop_that_belongs_after_it(
+    trial: Trial, call: Callable[[Trial], object]
+) -> None:
     step = first_step(trial)
-    with pytest.raises(Misuse, match="did not end"):
+    with pytest.raises(Misuse, match=r"did not end \(.*job\.sum within it.*call job\.sum after it"):
         for _ in step.batches(trial.data):
-            next(trial.job.evaluate(trial.data))
+            call(trial)
+
+
+def test_the_length_of_a_loop_that_is_not_used(trial: Trial) -> None:
+    step = first_step(trial)
+    assert len(step.batches(trial.data)) == 3
+    with pytest.raises(Misuse, match=r"did not end \(.*len\(\) of one that is not used"):
+        step.batches(trial.data)
 
 
 def test_an_evaluation_that_goes_on_in_a_later_step(trial: Trial) -> None:
@@ -488,12 +502,70 @@ def test_one_name_twice(trial: Trial) -> None:
         trial.job.track(model=trial.model)
 
 
+def test_a_call_of_track_that_is_refused_tracks_nothing(a_trial: Callable[..., Trial]) -> None:
+    """Else a script that catches the error would save what it has not loaded from the checkpoint."""
+    trial = a_trial()
+    trial.job.track(model=trial.model)
+    foreign = torch.optim.SGD(torch.nn.Linear(2, 2).parameters())
+    for refused in (object(), foreign):
+        with pytest.raises(Misuse):
+            trial.job.track(counts=torch.zeros(2), refused=refused)
+        assert [*trial.session.tracked.objects] == ["model"]
+    trial.job.track(counts=torch.zeros(2), optimizer=trial.optimizer)
+    trial.take(next(trial.job.steps(until=2)))
+
+
+def test_a_call_of_track_local_that_is_refused_tracks_nothing(trial: Trial) -> None:
+    with pytest.raises(Misuse):
+        trial.job.track_local(counts=torch.zeros(2), refused=object())
+    assert not trial.session.local.names
+
+
 def test_a_scaler_that_is_not_tracked(trial: Trial) -> None:
     scaler = torch.amp.GradScaler("cpu")
     with pytest.raises(Misuse, match=r"job\.track\(scaler=scaler\)"):
         for step in trial.job.steps(until=2):
             for batch in step.batches(trial.data):
                 step.backward(trial.loss(batch), scaler=scaler)
+
+
+def take_with_scaled_loss(trial: Trial, scaler: torch.amp.GradScaler) -> None:
+    step = next(iter(trial.job.steps(until=2)))
+    for batch in step.batches(trial.data):
+        step.backward(scaler.scale(trial.loss(batch)))
+    scaler.step(trial.optimizer)
+    scaler.update()
+
+
+def test_a_scaler_that_is_not_tracked_and_scales_the_loss_itself(trial: Trial) -> None:
+    with pytest.raises(Misuse, match=r"job\.track\(scaler=scaler\).*loss as it is"):
+        take_with_scaled_loss(trial, torch.amp.GradScaler("cpu", init_scale=4.0))
+
+
+def test_a_scaler_that_is_disabled_or_tracked_may_scale_the_loss(
+    a_trial: Callable[..., Trial],
+) -> None:
+    take_with_scaled_loss(a_trial().track(), torch.amp.GradScaler("cpu", enabled=False))
+    tracked = torch.amp.GradScaler("cpu", init_scale=4.0)
+    trial = a_trial().track()
+    trial.job.track(scaler=tracked)
+    take_with_scaled_loss(trial, tracked)
+
+
+def test_a_scaler_may_be_part_of_a_tracked_object(trial: Trial) -> None:
+    class Precision:
+        def __init__(self) -> None:
+            self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+
+        def state_dict(self) -> dict[str, Any]:
+            return self.scaler.state_dict()
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.scaler.load_state_dict(state)
+
+    own = Precision()
+    trial.job.track(precision=own)
+    take_with_scaled_loss(trial, own.scaler)
 
 
 def test_a_disabled_scaler_need_not_be_tracked(trial: Trial) -> None:

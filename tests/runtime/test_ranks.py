@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from everstep import Job, run
-from everstep_contract import wire
+from everstep_contract import env, wire
+from everstep_contract.position import PositionPage
 from runtime.an_agent import agent
 
 STEPS = 6
@@ -309,6 +310,36 @@ def test_a_child_of_the_dead_rank_does_not_keep_the_others_blind(tmp_path: Path)
             ours.wait_for(lambda w: bool(w.of(wire.Standing)), [0])
         finally:
             os.kill(int(children.read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", ["sys.exit", "an exception", "a return"])
+def test_a_child_that_the_script_forks_may_end_in_any_way(tmp_path: Path, how: str) -> None:
+    """The rank waits for it, so it must end. It must end neither the job nor the rank's pause."""
+    statuses = {"sys.exit": 5, "an exception": 1, "a return": 0}
+
+    def main(job: Job) -> None:
+        model = nn.Linear(6, 2)
+        job.track(model=model)
+        data = job.batches(a_dataset(), global_batch=8, micro_batch=2)
+        for step in job.steps(until=3):
+            for inputs, wanted in step.batches(data):
+                step.backward(nn.functional.cross_entropy(model(inputs), wanted))
+            with job.pause("export"):
+                pid = os.fork()
+                if pid == 0:
+                    if how == "a return":
+                        return
+                    raise SystemExit(5) if how == "sys.exit" else ZeroDivisionError
+                print("child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+                print("scope", PositionPage(os.environ[env.POSITION_FILE]).read().scope.name)
+
+    with agent(tmp_path, lambda: run(main), 2) as ours:
+        ours.finish()
+        ended = [line for line in ours.output().splitlines() if line.startswith("child")]
+        assert ended == [f"child {statuses[how]}"] * 6, ours.output()
+        assert ours.output().count("scope PAUSE") == 6
+        assert [w.status for w in ours.workers] == [0, 0]
+        assert not [f for w in ours.workers for f in w.of(wire.Failed)]
 
 
 def test_a_cut_during_start_up_is_answered_although_the_script_is_busy(tmp_path: Path) -> None:

@@ -109,6 +109,22 @@ def test_a_gradient_that_the_script_keeps_stays_as_it_is(keep, group) -> None:
     assert [k.flatten()[0].item() for k in kept] == [2.0, 4.0, 6.0, 8.0]
 
 
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="an older torch")
+@GROUPS
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_gradient_has_the_dtype_that_the_script_chose(
+    dtype: torch.dtype, group: LocalGroup
+) -> None:
+    training = Training(torch.nn.Linear(WIDTH, 1), group)
+    training.layer.weight.grad_dtype = dtype
+    for scale in (1.0, 3.0):
+        training.reduce(scale, factor=0.5)
+        assert gradient(training.layer).dtype == dtype
+        assert gradient(training.layer).tolist() == [[scale] * WIDTH]
+        assert training.layer.bias.grad.dtype == torch.float32
+    assert training.reducer.measure(sampled=False) == pytest.approx((WIDTH * 9 + 1) ** 0.5)
+
+
 def test_without_torchs_count_of_uses_gradients_are_copies(monkeypatch) -> None:
     monkeypatch.setattr(buckets, "_storage_uses", None)
     training = Training(torch.nn.Linear(WIDTH, 1), WithIdle())
