@@ -162,6 +162,20 @@ async def test_a_boundary_that_was_raised_beyond_the_last_step_is_dropped(term: 
     await term.close()
 
 
+async def test_if_a_process_of_an_invited_unit_ends_the_others_get_ready_anew() -> None:
+    """They would wait for it, because it may have ended before they could connect to it."""
+    term = a_term(wanting(4), in_place=1)
+    term.change(term.state.begin_epoch(an_epoch(2, mesh=Mesh(shard=2))))
+    watch, prepares = Watch.start(term.now()), newcomer(3, fresh=())
+    turn(term, watch, 1, newcomer(2), newcomer(3))
+    assert invited(term) == [2, 3]
+    turn(term, watch, 2, newcomer(2, fresh=(4,), ended=ended(3)), prepares)
+    assert invited(term) == [], "the agent of slot 3 replaces a worker that is no longer invited"
+    turn(term, watch, 3, newcomer(3, fresh=(4,), ended=ended(3)))
+    assert [(m.slot, m.lives) for m in term.running.joining] == [(2, (4,)), (3, (4,))]
+    await term.close()
+
+
 async def test_pods_form_a_unit_without_a_neighbour_that_does_not_get_ready() -> None:
     term = a_term(wanting(4), in_place=1)
     term.change(term.state.begin_epoch(an_epoch(2, mesh=Mesh(shard=2))))

@@ -68,17 +68,20 @@ def invite(
 
 
 def withdraw(term: Term) -> None:
-    """Withdraw the invitation of pods for which there is no place any more: fewer are wanted, or the member that was to
-    leave stays. As long as they are invited, they are no spares, and the next loss would find none that is ready.
+    """Withdraw the invitation of pods that cannot join.
+
+    There may be no place for them any more: fewer are wanted, or the member that was to leave stays. As long as they
+    are invited, they are no spares, and the next loss would find none that is ready. Or a process of their unit has
+    ended: the others would wait for it, up to the limit for forming a group (300 s).
     """
     epoch = term.running
-    if len(epoch.members) < term.wanted.want_workers:
-        return
-    kept = tuple(m for m in epoch.joining if epoch.member(*m.id) is not None)
-    if kept != epoch.joining:
-        slots = _name([m for m in epoch.joining if m not in kept])
-        term.line.say("invitation_withdrawn", slots=slots, message="the job has its size")
-        term.change(term.state.invite(kept))
+    full = len(epoch.members) >= term.wanted.want_workers
+    broken = join_rules.list_broken(epoch, term.recent())
+    gone = [m for m in epoch.joining if epoch.member(*m.id) is None and (full or m.id in broken)]
+    if gone:
+        why = "the job has its size" if full else "a worker of these pods has ended"
+        term.line.say("invitation_withdrawn", slots=_name(gone), message=why)
+        term.change(term.state.invite(tuple(m for m in epoch.joining if m not in gone)))
 
 
 def _say_late(

@@ -136,6 +136,13 @@ def list_mates(epoch: EpochLevel, ids: Collection[Id]) -> frozenset[Id]:
     return frozenset(ids) | {m.id for block in broken for m in block}
 
 
+def list_broken(epoch: EpochLevel, reports: Iterable[AgentReport]) -> frozenset[Id]:
+    """The invited pods of which a worker has ended, or that are lost, and those that can join only with them."""
+    by_id = {r.id: r for r in reports}
+    invited = {id for id, report in by_id.items() if is_invited(report, epoch.joining)}
+    return list_mates(epoch, {m.id for m in epoch.joining} - invited)
+
+
 def list_prepared(epoch: EpochLevel, reports: Iterable[AgentReport]) -> tuple[EpochMember, ...]:
     """The invited workers that are ready to join; those of other pods in whole units."""
     prepared = {r.id: r.prepared for r in reports}
