@@ -108,9 +108,9 @@ def find_early(tracked: Tracked, optimizer: torch.optim.Optimizer) -> str:
     if any(p.grad is not None for p in held):
         why = "applies what this rank alone has computed, perhaps in a hook of the script that runs in backward"
     return (
-        f"{type(optimizer).__name__}.step() within the loop over step.batches {why}. Call the optimizer's step, and "
-        "a schedule's, after the loop, once for each step; to accumulate gradients over more batches, raise "
-        "global_batch"
+        f"{type(optimizer).__name__}.step() within the loop over step.batches, or after a break out of it, {why}. Call "
+        "the optimizer's step, and a schedule's, after the loop, once for each step. To leave out a batch, call "
+        "step.skip() instead of break; to accumulate gradients over more batches, raise global_batch"
     )
 
 

@@ -21,7 +21,7 @@ MISTAKES: dict[str, tuple[str, int]] = {
     "raises_on_one_sample": (r"^everstep: .*sample 17: expected 4 columns, found 3", 1),
     "never_runs": (r"ScriptError: .*it must call everstep\.run\(main\)", 1),
     "never_steps": (r"ScriptError: .*no loop over job\.steps\(…\) ran", 1),
-    "breaks_out": (r"Misuse: .*loop over step\.batches did not end \(break.*let the loop end", 1),
+    "breaks_out": (r"Misuse: .*SGD\.step\(\) .*after a break out of it, .*call step\.skip\(\) instead of break", 1),
     "tracks_nothing": (r"Misuse: .*nothing is tracked; call job\.track\(model=…", 1),
     "wrong_types": (r"Misuse: .*until='1e4': give a whole number, 1 or more", 1),
 }  # fmt: skip
