@@ -273,7 +273,7 @@ def test_the_last_sum_of_different_numbers_says_so(ranks: list[TorchGroup]) -> N
         lasts = [r.start_last([], torch.ones(2 + r.rank, dtype=torch.float64)) for r in ranks]
         ends = [threads.submit(r.end_last, last) for r, last in zip(ranks, lasts, strict=True)]
         for end in ends:
-            with pytest.raises(Misuse, match=r"\{0: 2, 1: 3, 2: 4\}; all ranks must train"):
+            with pytest.raises(Misuse, match=r"by rank: \{0: 2, 1: 3, 2: 4\}\); all ranks must train"):
                 end.result(10)
 
 
@@ -353,7 +353,7 @@ def test_a_sum_of_the_script_of_different_numbers_says_so(ranks: list[TorchGroup
     with ThreadPoolExecutor(3) as threads:
         sums = [threads.submit(r.add_up, torch.ones(1 + r.rank % 2).double()) for r in ranks]
         for one in sums:
-            with pytest.raises(Misuse, match=r"values each rank gives: \{0: 1, 1: 2, 2: 1\}"):
+            with pytest.raises(Misuse, match=r"by rank: \{0: 1, 1: 2, 2: 1\}"):
                 one.result(10)
 
 
