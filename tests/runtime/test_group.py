@@ -273,7 +273,9 @@ def test_the_last_sum_of_different_numbers_says_so(ranks: list[TorchGroup]) -> N
         lasts = [r.start_last([], torch.ones(2 + r.rank, dtype=torch.float64)) for r in ranks]
         ends = [threads.submit(r.end_last, last) for r, last in zip(ranks, lasts, strict=True)]
         for end in ends:
-            with pytest.raises(Misuse, match=r"by rank: \{0: 2, 1: 3, 2: 4\}\); all ranks must train"):
+            with pytest.raises(
+                Misuse, match=r"by rank: \{0: 2, 1: 3, 2: 4\}\); all ranks must train"
+            ):
                 end.result(10)
 
 
