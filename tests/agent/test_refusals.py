@@ -101,13 +101,13 @@ async def test_whatever_a_worker_reports_its_pod_waits_from_the_second_time_on(
     pod: Pod, frame: wire.StateTaken | wire.Parked
 ) -> None:
     report(pod, frame)
-    assert pod.holds.locals == set()
+    assert pod.holds.held_locals == set()
     began = time.monotonic()
     report(pod, frame)
     pod.look(began + PAUSES[1] - 0.1)
-    assert pod.holds.locals == {0}
+    assert pod.holds.held_locals == {0}
     pod.look(time.monotonic() + PAUSES[1] + 0.1)
-    assert pod.holds.locals == set()
+    assert pod.holds.held_locals == set()
 
 
 async def test_the_status_says_what_the_worker_has_reported(pod: Pod) -> None:
@@ -131,5 +131,5 @@ async def test_if_all_restart_only_a_worker_that_differs_waits(
         report(pod, frame)
     coordinator = levels.SlotAttempt(slot=1, attempt=0)
     pod.apply(Levels(coordinator=coordinator, address="host-1:7070", round=2))
-    assert pod.holds.locals == held
+    assert pod.holds.held_locals == held
     assert bool(pod.build_report(time.monotonic()).not_joined) is bool(held)

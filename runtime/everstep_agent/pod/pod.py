@@ -234,14 +234,14 @@ class Pod:
     # --- an epoch that starts from a checkpoint --------------------------------------------------
 
     def _wants_fresh(self, published: Levels) -> bool:
-        if self.holds.hold_all(published, time.monotonic()):
+        if self.holds.holds_all(published, time.monotonic()):
             return False
         staying = self._list_staying()
         over = [local not in staying for local in range(self.settings.workers)]
         return is_fresh_wanted(published, self.me.slot, over)
 
     def _ensure_fresh(self) -> None:
-        self.workers.ensure_fresh({*self.holds.locals, *self._list_staying()})
+        self.workers.ensure_fresh({*self.holds.held_locals, *self._list_staying()})
 
     def _list_staying(self) -> set[int]:
         """Local ranks whose worker continues."""
@@ -250,7 +250,7 @@ class Pod:
 
     def _join(self, published: Levels) -> None:
         ready = self.workers.group_over() and self.workers.ready_lives()
-        free = ready and not self.holds.locals
+        free = ready and not self.holds.held_locals
         if free and published.round > max(self.epoch.joined, self.epoch.number):
             self.epoch.join(published.round)
             self.news.touch()

@@ -36,11 +36,11 @@ class StartHolds:
         return None if self.leave_by is None else max(0.0, self.leave_by - now)
 
     @property
-    def locals(self) -> Collection[int]:
+    def held_locals(self) -> Collection[int]:
         """Local ranks that wait for the operator's judgment of their device, or after a failed join."""
         return {*device_waits.held_locals(self._deaths.waits), *self._refused}
 
-    def hold_all(self, published: Levels, now: float) -> bool:
+    def holds_all(self, published: Levels, now: float) -> bool:
         """Whether none of this pod's ranks may start its next worker now."""
         if self.ending or self._deaths.over:
             return True
