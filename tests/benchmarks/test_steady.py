@@ -8,7 +8,7 @@ import pytest
 
 from everstep_steady import tracing
 from everstep_steady.interleaving import interleave
-from everstep_steady.marks import Block, TooShort, measure, read_marks
+from everstep_steady.marks import Block, measure, read_marks
 from everstep_steady.statistics_of import pair
 
 
@@ -37,12 +37,6 @@ def test_a_block_measures_the_steps_within_it() -> None:
     assert found.cpu_s == pytest.approx(0.03 + 0.04 + 0.002)
 
 
-def test_a_block_without_whole_steps_is_refused() -> None:
-    block = Block(system="ddp", begin=10.0, end=11.0, agents_cpu_s=0.0)
-    with pytest.raises(TooShort, match="1 steps ended in the block; use --seconds"):
-        measure(block, [marks_of(100, 0.8, 0.4)])
-
-
 def test_a_file_tells_the_steps_so_far(tmp_path: Path) -> None:
     assert read_marks(tmp_path / "0-1.marks").shape == (0, 2)
     whole = np.zeros((10, 2))
@@ -54,7 +48,7 @@ def test_a_file_tells_the_steps_so_far(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_both_sides_train_side_by_side() -> None:
     runs, peaks = interleave(
-        ["everstep", "ddp"], 2, rounds=2, seconds=4.0, chance=random.Random(1), tell=print
+        ["everstep", "ddp"], 2, rounds=2, seconds=0.2, chance=random.Random(1), tell=print
     )
     assert {system: len(found) for system, found in runs.items()} == {"everstep": 2, "ddp": 2}
     assert all(m.wall_s > 0 and m.cpu_s > 0 for found in runs.values() for m in found)

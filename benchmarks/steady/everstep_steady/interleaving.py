@@ -16,6 +16,8 @@ SETTLE_SECONDS = 0.2
 """Time after a stop that is not measured: processes wake up, caches fill, and agents catch up on
 their work.
 """
+LEAST_STEPS = 3
+"""A block is longer than asked for until every rank has ended this many steps in it."""
 Runs = dict[str, list[Measured]]
 """System → its measurements, one per round."""
 
@@ -30,7 +32,7 @@ def interleave(
     tell: Callable[[str], None],
     extra: Mapping[str, str] | None = None,
 ) -> tuple[Runs, dict[str, float]]:
-    """Measure each system in blocks of `seconds`. Returns the measurements, and the peak memory of
+    """Measure each system in blocks of at least `seconds`. Returns the measurements, and the peak memory of
     each system's largest rank in MiB.
 
     Args:
@@ -38,7 +40,6 @@ def interleave(
 
     Raises:
         RunFailed: A system does not train.
-        TooShort: A block holds too few steps.
     """
     with ExitStack() as stack:
         running = []
@@ -75,7 +76,9 @@ def _run_block(running: Running, seconds: float) -> Block:
     running.thaw()
     time.sleep(SETTLE_SECONDS)
     begin, before = time.monotonic(), running.read_agents_cpu()
+    taken = max(map(len, running.read()))
     time.sleep(seconds)
+    running.wait_steps(taken + LEAST_STEPS)
     spent = running.read_agents_cpu() - before
     end = time.monotonic()
     running.freeze()
