@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from everstep_agent import exit_report, logline
+from everstep_agent import exit_report, logline, readiness
 from everstep_agent.agent_state import AgentState
 from everstep_agent.api import Api
 from everstep_agent.checkpoint.folder_tier import FolderTier
@@ -394,6 +394,7 @@ def run_agent(
 ) -> int:
     """The container's main process; `dropped` as in `Context`. Returns the exit status."""
     spawn.become_subreaper()
+    readiness.get_ready()
     try:
         spawner = build_spawner(settings, script, args)
         agent = Agent(settings, spawner, signals=True, dropped=dropped)

@@ -66,7 +66,7 @@ class Exchange:
     def _prove(self, token: str, *words: str) -> str:
         place = (self.server, self.nonce, str(self.counter), self.challenge, self.method, self.path)
         text = "\n".join((*words, *place))
-        return hmac.new(token.encode(), text.encode(), hashlib.sha256).hexdigest()
+        return hmac.digest(token.encode(), text.encode(), "sha256").hex()
 
 
 def prove_as_before(token: str, exchange: Exchange, body: bytes) -> str:

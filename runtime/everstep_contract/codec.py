@@ -11,12 +11,13 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
 _PLAIN = frozenset({type(None), bool, int, float, str})
+_WRITER = json.JSONEncoder(separators=(",", ":"), sort_keys=True)
 
 
 class DecodeError(ValueError):
@@ -46,7 +47,10 @@ def encode(value: Any) -> Any:
     if kind is list or kind is tuple:
         return list(value) if _PLAIN.issuperset(map(type, value)) else [encode(v) for v in value]
     if (names := _names(kind)) is not None:  # type: ignore[arg-type]
-        return {name: encode(getattr(value, name)) for name in names}
+        return {
+            name: inner if type(inner := getattr(value, name)) in _PLAIN else encode(inner)
+            for name in names
+        }
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):
@@ -55,7 +59,7 @@ def encode(value: Any) -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    return json.dumps(encode(value), separators=(",", ":"), sort_keys=True).encode()
+    return _WRITER.encode(encode(value)).encode()
 
 
 def loads(cls: type[T], raw: bytes | str) -> T:
@@ -106,7 +110,7 @@ class Reader(Generic[T]):
 def _convert(hint: Any, raw: Any, former: Any, converted: Any) -> Any:
     """Convert a value, given what a `former` one was `converted` to. Raises `_Wrong`."""
     cls = type(converted)
-    if not dataclasses.is_dataclass(cls) or not isinstance(raw, dict):
+    if _names(cls) is None or not isinstance(raw, dict):
         return _decoder(hint)(raw)
     known = {
         name: getattr(converted, name)
@@ -218,16 +222,35 @@ def _mapping(key: Decoder, value: Decoder) -> Decoder:
     return decode
 
 
-def _object(cls: type) -> Decoder:
-    @functools.cache
-    def list_fields() -> list[tuple[str, Any, Decoder]]:
-        """Not called before the first document: a class may contain itself."""
-        return [(name, hint, _decoder(hint)) for name, hint in _hints(cls).items()]
+@functools.cache
+def _fields(cls: type) -> list[tuple[str, Any, Decoder]]:
+    """Not called before the first document, or `prepare`: a class may contain itself."""
+    return [(name, hint, _decoder(hint)) for name, hint in _hints(cls).items()]
 
+
+def prepare(cls: type) -> None:
+    """Resolve the types of a dataclass and of all that it contains now, not while its first document is read or
+    written: that takes up to 1 ms for each class.
+    """
+    _prepare(cls, set())
+
+
+def _prepare(hint: Any, done: set[Any]) -> None:
+    if hint in done:
+        return
+    done.add(hint)
+    inside: Iterable[Any] = typing.get_args(hint)
+    if isinstance(hint, type) and _names(hint) is not None:
+        inside = [kind for _, kind, _ in _fields(hint)]
+    for inner in inside:
+        _prepare(inner, done)
+
+
+def _object(cls: type) -> Decoder:
     def decode(raw: Any) -> Any:
         _require_object(raw)
         known = {}
-        for name, hint, inner in list_fields():
+        for name, hint, inner in _fields(cls):
             if name in raw:
                 value = raw[name]
                 try:
@@ -243,7 +266,7 @@ def _object(cls: type) -> Decoder:
 
 
 def _require_object(raw: Any) -> None:
-    if not isinstance(raw, Mapping):
+    if type(raw) is not dict and not isinstance(raw, Mapping):
         raise _Wrong(f"expected an object, found {type(raw).__name__}")
 
 

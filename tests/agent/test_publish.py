@@ -64,3 +64,21 @@ async def test_who_asks_after_the_claim_reads_of_it() -> None:
     board = Board(document(forms, claimed=1), levels.Seen)
     board.publish(document(replace(forms, unclaimed=()), 2))
     assert (await board.wait_newer(0)).claimed == 2
+
+
+async def test_seen_is_built_once_for_several_changes_and_all_their_readers() -> None:
+    built: list[levels.Seen] = []
+
+    def build() -> levels.Seen:
+        built.append(levels.Seen(generation=len(built)))
+        return built[-1]
+
+    board = Board(document(an_epoch(number=2), claimed=1), build)
+    for number in (3, 4, 5):
+        board.publish(document(an_epoch(number=number), claimed=1))
+    assert not built, "nobody has read yet"
+    first, second = await board.wait_newer(0), await board.wait_newer(0)
+    assert first.epoch is not None
+    assert first.epoch.number == 5
+    assert first.seen is second.seen is built[-1]
+    assert len(built) == 1

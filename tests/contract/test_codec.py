@@ -1,5 +1,6 @@
 import enum
 import re
+import typing
 from dataclasses import dataclass, field
 
 import pytest
@@ -121,3 +122,26 @@ def test_a_reader_refuses_by_field_and_reads_on(document: str, said: str) -> Non
     with pytest.raises(codec.DecodeError, match=re.escape(said)):
         reader.read(document)
     assert reader.read('{"name": "x", "inner": [{"n": 1}]}') == known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    n: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """It contains itself."""
+
+    leaf: Leaf | None = None
+    branches: tuple["Tree", ...] = ()
+    by_name: dict[str, Leaf] = field(default_factory=dict)
+
+
+def test_a_prepared_class_is_read_and_written_without_looking_at_types(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    codec.prepare(Tree)
+    monkeypatch.delattr(typing, "get_type_hints")
+    tree = Tree(leaf=Leaf(n=1), branches=(Tree(by_name={"x": Leaf(n=2)}),))
+    assert codec.loads(Tree, codec.dumps(tree)) == tree

@@ -13,6 +13,7 @@ from everstep_contract.levels import Seen
 LONG_POLL_SECONDS = 4.0
 SEEN_SECONDS = 0.5
 """Maximum age of `seen` when nothing else changed: it is built once for many readers."""
+NOT_BUILT = float("-inf")
 
 
 class Board:
@@ -33,6 +34,7 @@ class Board:
         self._end_served = False
         self._sealed = False
         self._built_at = 0.0
+        """When `seen` was built; `NOT_BUILT`: not since the newest document was published."""
         self._written: tuple[Levels, bytes] | None = None
 
     @property
@@ -40,20 +42,19 @@ class Board:
         return self._levels
 
     def publish(self, document: Levels) -> bool:
-        """Publish the document with a new version and a fresh `seen`. Returns whether anything
-        changed that readers wait for. The `seen` of `document` needs only the fields that readers
-        wait for; the rest is built when something is published, or asked for.
+        """Publish the document with a new version. Returns whether anything changed that readers wait
+        for. The `seen` of `document` needs only the fields that readers wait for; the rest is built
+        when somebody reads it, because several changes often follow each other at once.
         """
         if self._sealed or _matter(document) == _matter(self._levels):
             return False
-        fresh = replace(document, version=self._levels.version + 1, seen=self._build_seen())
-        if _only_claimed(fresh, self._levels):
-            self._set(replace(fresh, version=self._levels.version))
-            return True
-        if fresh.end is not None and self._levels.end is None:
-            self._end_version = fresh.version
-        self._set(fresh)
-        self._changed.fire()
+        version, wakes = self._levels.version, not _only_claimed(document, self._levels)
+        if wakes:
+            version += 1
+            if document.end is not None and self._levels.end is None:
+                self._end_version = version
+            self._changed.fire()
+        self._levels, self._built_at = replace(document, version=version), NOT_BUILT
         return True
 
     def seal(self, document: Levels) -> None:
@@ -70,7 +71,8 @@ class Board:
         fresh `seen`.
         """
         newer = await self._changed.until(lambda: self._levels.version > version, LONG_POLL_SECONDS)
-        if not newer and time.monotonic() - self._built_at > SEEN_SECONDS:
+        unread = self._built_at == NOT_BUILT
+        if unread or (not newer and time.monotonic() - self._built_at > SEEN_SECONDS):
             self._set(replace(self._levels, seen=self._build_seen()))
         if reader:
             self._read[reader] = self._levels.version

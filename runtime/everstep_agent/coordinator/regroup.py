@@ -187,17 +187,17 @@ async def _plan(term: Term, found: Break, began: float) -> tuple[Break, Planned 
         look_for_silence(term)
         waited = term.now() - began
         late = hold.are_late(_list_silent(term), term.now())
-        found = refine(term, found, term.now(), waited, _list_given_up(term))
+        given_up = _list_given_up(term)
+        found = refine(term, found, term.now(), waited, given_up)
         if found.failure is not None:
             return found, f"{found.cause}: the script failed"
         if why := _why_not_wait(term, waited) if late else "":
             return found, why
         if late:  # only silent members are missing
             _have_kept(term)
-        _end_lost_units(term, waited)
-        survivors, decision = regroup_rules.decide_regroup(
-            term.running, term.recent(), _list_lost(term)
-        )
+        lost = _list_proven(term) | given_up
+        _end_lost_units(term, lost, waited)
+        survivors, decision = regroup_rules.decide_regroup(term.running, term.recent(), lost)
         match decision:
             case regroup_rules.Impossible():
                 return found, decision.reason
@@ -223,14 +223,12 @@ def _take_back(term: Term) -> bool:
     return True
 
 
-def _end_lost_units(term: Term, waited: float) -> None:
+def _end_lost_units(term: Term, lost: frozenset[Id], waited: float) -> None:
     """Have the agents end the living ranks of lost units. A death that broke a unit is first given
     the time to be reported.
     """
     epoch = term.running
-    ended = unit_losses.list_to_end(
-        epoch, term.recent(), _list_lost(term), by_word=waited >= CAUSE_SECONDS
-    )
+    ended = unit_losses.list_to_end(epoch, term.recent(), lost, by_word=waited >= CAUSE_SECONDS)
     if ended == epoch.ended:
         return
     ranks = sorted({*ended} - {*epoch.ended})

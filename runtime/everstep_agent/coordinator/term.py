@@ -346,6 +346,8 @@ class Term:
         return seen_document.build_seen(facts, self.epoch, heard)
 
     def _describe_failed_joins(self) -> tuple[str, ...]:
+        if not self._state.failed_joins:
+            return ()
         eligible = rounds.list_eligible(self.recent(), self.wanted)
         return stalled_joins.describe(self._state.failed_joins, {r.id[:2] for r in eligible})
 

@@ -149,8 +149,8 @@ class Server:
         headers = {"content-type": "application/json", **response.headers}
         if last:
             headers["connection"] = "close"
-        async with asyncio.timeout(SEND_SECONDS):
-            await caller.channel.send(f"HTTP/1.1 {response.status} -", headers, response.body)
+        first = f"HTTP/1.1 {response.status} -"
+        await caller.channel.send(first, headers, response.body, seconds=SEND_SECONDS)
         caller.busy = False
         return not last
 
@@ -160,8 +160,7 @@ class Server:
             self._believe(caller)
         if head.length > question.limit:
             return self._answering.refuse_unread(caller.verifier, question)
-        async with asyncio.timeout(caller.body_seconds()):
-            body = await caller.channel.read_body(head.length)
+        body = await caller.channel.read_body(head.length, seconds=caller.body_seconds())
         response = await self._answering.answer(caller.verifier, question, body)
         if response.proven:
             self._believe(caller)

@@ -62,7 +62,9 @@ class Head:
 
 
 class Channel:
-    """Methods raise OSError if the connection breaks, or `Malformed`; the caller limits the time."""
+    """Methods raise OSError if the connection breaks, or `Malformed`. The caller limits the time, or
+    gives the `seconds` for which to wait for the peer (then they raise TimeoutError).
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -87,21 +89,38 @@ class Channel:
         del self._rest[: end + len(_END)]
         return parse_head(raw)
 
-    async def read_body(self, length: int) -> bytes:
+    async def read_body(self, length: int, *, seconds: float | None = None) -> bytes:
         body = self._rest[:length]
         del self._rest[:length]
+        if len(body) < length:  # a small body has usually arrived with its head
+            async with asyncio.timeout(seconds):
+                await self._read_more(body, length)
+        return bytes(body)
+
+    async def _read_more(self, body: bytearray, length: int) -> None:
         while len(body) < length:
             more = await self._receive(min(length - len(body), _AT_ONCE))
             if not more:
                 raise ConnectionResetError("the connection was closed within a body")
             body += more
-        return bytes(body)
 
-    async def send(self, first: str, headers: Mapping[str, str], body: bytes) -> None:
+    async def send(
+        self,
+        first: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        *,
+        seconds: float | None = None,
+    ) -> None:
         lines = [first, *(f"{name}: {value}" for name, value in headers.items())]
         lines.append(f"content-length: {len(body)}")
         raw = "\r\n".join(lines).encode("latin-1") + _END + body
-        await asyncio.get_running_loop().sock_sendall(self._socket, raw)
+        sent = 0
+        with contextlib.suppress(BlockingIOError):
+            sent = self._socket.send(raw)
+        if sent < len(raw):
+            async with asyncio.timeout(seconds):
+                await asyncio.get_running_loop().sock_sendall(self._socket, memoryview(raw)[sent:])
 
     def is_idle(self) -> bool:
         """Whether the connection is still open, as far as known, and has no unexpected input."""
