@@ -109,7 +109,7 @@ class Reader(Generic[T]):
 
 def _convert(hint: Any, raw: Any, former: Any, converted: Any) -> Any:
     """Convert a value, given what a `former` one was `converted` to. Raises `_Wrong`."""
-    cls = type(converted)
+    cls: Any = type(converted)
     if _names(cls) is None or not isinstance(raw, dict):
         return _decoder(hint)(raw)
     known = {
