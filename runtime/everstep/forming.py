@@ -8,11 +8,12 @@ If each rank is a unit, `reinit` makes a new torch group. `reconfigure` (torch â
 group with its threads, and changes its members. All ranks use the way of rank 0.
 """
 
+import contextlib
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -108,6 +109,10 @@ class Place:
     mesh: units.Mesh = units.ONE_RANK
     unit: Unit | None = None
     """The unit for which the groups between units are formed; None: each rank is a unit."""
+    endpoint: meeting.Endpoint | None = None
+    """This rank's endpoint, if it is open already."""
+    endpoints: Sequence[str] = ()
+    """Those of all ranks; empty: they are exchanged in a request to the agents."""
     is_over: Callable[[], bool] = lambda: False
     """Whether this rank has been told to leave the epoch, so that its group is not needed any more."""
 
@@ -133,15 +138,33 @@ def form(agent: store.Requests, place: Place, setting: str = AUTO) -> Group:
             _end_former()
             return LocalGroup()
         keys = store.AgentStore(agent, place.epoch)
-        met = _meet(keys, place, choose_forming(can_reconfigure(), setting))
+        met = _meet(keys, place, setting)
         made = reconfigure(keys, place) if met.way == RECONFIGURE else reinit(keys, place, met.mesh)
         made.keys, made.mesh = keys, met.mesh
         return made
 
 
-def _meet(keys: store.AgentStore, place: Place, way: str) -> meeting.Met:
-    address = place.address or ("127.0.0.1" if _interface() == "lo" else None)
-    met = meeting.meet(keys, place.rank, place.world, address=address, way=way, look=place.look)
+def listen(world: int, address: str | None, setting: str = AUTO) -> meeting.Endpoint:
+    """Open this rank's endpoint for the next group. Raises `RuntimeError`: the pod does not have this `address`.
+
+    Args:
+        world: the most ranks that the group may have.
+        address: as in `Place`.
+    """
+    known = address or ("127.0.0.1" if _interface() == "lo" else None)
+    made = meeting.listen(world, known, choose_forming(can_reconfigure(), setting))
+    if made.listener is not None:
+        group_sockets.close_in_children([made.listener.socket])
+    return made
+
+
+def _meet(keys: store.AgentStore, place: Place, setting: str) -> meeting.Met:
+    own = place.endpoint or listen(place.world, place.address, setting)
+    with contextlib.closing(own):
+        if place.endpoints and place.endpoints[place.rank] != own.text:
+            raise RuntimeError(f"the group was planned with another endpoint of rank {place.rank}")
+        texts = place.endpoints or keys.all_gather("meet", place.rank, place.world, own.text)
+        met = meeting.meet(place.rank, own, texts, place.look)
     if met.way == RECONFIGURE and not can_reconfigure():
         raise RuntimeError(
             f"rank 0 has {SETTING}={RECONFIGURE}, which torch {torch.__version__} cannot do on rank "

@@ -1,8 +1,10 @@
-"""How the ranks of an epoch find each other. Each gives its address to all others, in one request to
-the agents; then they connect (`mesh.py`), and exchange gloo's addresses over these connections.
+"""How the ranks of an epoch find each other: each receives the endpoints of all others. Then they
+connect (`mesh.py`), and exchange gloo's addresses over these connections.
 
-A message between ranks takes less than a millisecond. A request to the agents takes 2 to 15 just
-after a loss, because the agents compete with the ranks for the cores.
+After a loss the endpoints come with what the agents exchange anyway (`wire.Standing`,
+`wire.Regroup`); otherwise in one request to the agents. A message between ranks takes less than a
+millisecond. A request to the agents takes 2 to 25 just after a loss, because the agents compete
+with the ranks for the cores.
 """
 
 import json
@@ -14,10 +16,26 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from everstep import mesh
-from everstep.mesh import Look, Mesh
-from everstep.store import AgentStore
+from everstep.mesh import Listener, Look, Mesh
 
-_KEY = "meet"
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the other ranks reach this one to form a group. It serves one meeting."""
+
+    way: str
+    """How this rank wishes to form the group; one word."""
+    listener: Listener | None
+    """None: it has no connections of its own to other ranks."""
+
+    @property
+    def text(self) -> str:
+        """What the other ranks receive."""
+        return f"{self.way} {self.listener.entry if self.listener else ''}"
+
+    def close(self) -> None:
+        if self.listener is not None:
+            self.listener.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,32 +48,31 @@ class Met:
     """The connections to the other ranks; None: there are none."""
 
 
-def meet(
-    keys: AgentStore,
-    rank: int,
-    world: int,
-    *,
-    address: str | None,
-    way: str,
-    look: Look = lambda: None,
-) -> Met:
-    """Meet the other ranks; blocks until all are there.
+def listen(world: int, address: str | None, way: str) -> Endpoint:
+    """Open this rank's endpoint.
 
     Args:
-        keys: the epoch's rendezvous store.
         address: IP address of this pod; None: this rank knows none.
-        way: how this rank wishes to form the group; one word.
+
+    Raises:
+        RuntimeError: `address` is not of this pod.
+    """
+    return Endpoint(way, mesh.listen(world, address))
+
+
+def meet(rank: int, own: Endpoint, texts: Sequence[str], look: Look = lambda: None) -> Met:
+    """Connect to the other ranks; blocks until all are there.
+
+    Args:
+        texts: the endpoints of all ranks (`Endpoint.text`), by rank.
         look: called while this rank waits for others to connect. What it raises ends the wait.
 
     Raises:
-        RuntimeError: the epoch is over, or a rank was lost meanwhile, or `address` is not of this pod.
-        TimeoutError: a rank did not come.
+        RuntimeError: a rank was lost meanwhile.
     """
-    listener = mesh.listen(world, address)
-    own = f"{way} {listener.entry if listener else ''}"
-    all_ranks = [one.split(" ", 1) for one in keys.all_gather(_KEY, rank, world, own)]
+    all_ranks = [text.split(" ", 1) for text in texts]
     entries = [entry for _, entry in all_ranks]
-    return Met(all_ranks[0][0], mesh.connect(rank, entries, listener, look))
+    return Met(all_ranks[0][0], mesh.connect(rank, entries, own.listener, look))
 
 
 class MeshStore(dist.Store):  # type: ignore[name-defined,misc]

@@ -11,6 +11,7 @@ on it, even if its sums arrive. So the members agree which reductions are comple
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -19,14 +20,19 @@ import numpy as np
 from everstep import shares
 from everstep.errors import Misuse
 from everstep.group import Group
+from everstep.meeting import Endpoint
 from everstep.shares import Pass
 from everstep.vector import Numbers
 from everstep_contract import wire
 from everstep_contract.ranges import list_ranges, to_ranges
 
 Save = Callable[[wire.SaveHeld], None]
-Form = Callable[[wire.Regroup], Group]
-"""Forms the group of an epoch; blocks. Raises `RuntimeError` or `TimeoutError`."""
+Form = Callable[[wire.Regroup, Endpoint | None], Group]
+"""Forms the group of an epoch; blocks. Raises `RuntimeError` or `TimeoutError`. The endpoint is the
+one that this rank has reported, if it has one.
+"""
+Listen = Callable[[int], Endpoint]
+"""Opens this rank's endpoint for a group of at most so many ranks. Raises `RuntimeError`."""
 
 
 class Parked(Exception):
@@ -40,6 +46,7 @@ class Membership:
     Args:
         send: hands a frame to the agent; from any thread.
         form: None: this worker cannot regroup, so a lost member ends its process.
+        listen: None: the ranks exchange their endpoints when they form the group.
     """
 
     def __init__(
@@ -49,12 +56,13 @@ class Membership:
         *,
         send: Callable[[Any], None] = lambda frame: None,
         form: Form | None = None,
+        listen: Listen | None = None,
     ) -> None:
         self.epoch, self.rank, self.world = start.epoch, start.rank, start.world
         self.script_world = start.script_world or start.world
         """As in `wire.Start`; from the first regroup on, the same as `world`."""
         self.mesh = start.mesh
-        self._send, self._form = send, form
+        self._send, self._form, self._listen = send, form, listen
         self._news = threading.Condition()
         self._group: Group | None = group
         """None: the group of this epoch is still being formed."""
@@ -87,6 +95,8 @@ class Membership:
         self._off = "in-place recovery is off"
         self._lost_unit = ""
         """Why this rank's unit is lost; empty: it is not."""
+        self._endpoint: Endpoint | None = None
+        """Open from a report of the standing until the next epoch's group is formed."""
 
     @property
     def can_regroup(self) -> bool:
@@ -371,13 +381,16 @@ class Membership:
             if not self._held or self._parked or frame.epoch <= self.epoch:
                 return
             self._enter(frame)
+            endpoint, self._endpoint = self._endpoint, None
             self._held = bool(self._lost_unit)
             standing = self._describe("")
             self._news.notify_all()
         if standing.unit_lost:  # the epoch was planned before the loss was known
             self._send(standing)
         name = f"everstep-regroup-{frame.epoch}"
-        threading.Thread(target=self._form_group, args=(frame,), name=name, daemon=True).start()
+        threading.Thread(
+            target=self._form_group, args=(frame, endpoint), name=name, daemon=True
+        ).start()
 
     def _enter(self, frame: wire.Regroup) -> None:
         self._ended.append((frame.applied, self.epoch))
@@ -399,17 +412,20 @@ class Membership:
         else:
             self._assigned = _assign(frame, self._assigned)
 
-    def _form_group(self, frame: wire.Regroup) -> None:
+    def _form_group(self, frame: wire.Regroup, endpoint: Endpoint | None) -> None:
         former = self._newest
         former.cut()  # a rank that only held for newcomers has not left it yet
         try:
             former.wait_cut()
             if self._form is None:
                 raise RuntimeError(self._off)
-            group = self._form(frame)
+            group = self._form(frame, endpoint)
         except (RuntimeError, TimeoutError) as error:
             self._send(wire.Regrouped(epoch=frame.epoch, problem=str(error)[:500]))
             return
+        finally:
+            if endpoint is not None:
+                endpoint.close()
         left = group
         with self._news:
             wanted = not self.has_left(frame.epoch)
@@ -459,7 +475,16 @@ class Membership:
             problem=self._lost_unit or (problem if self.can_regroup else self._off),
             passes=len(begun) if begun is not None and self.mesh.unit > 1 else 0,
             unit_lost=bool(self._lost_unit),
+            endpoint="" if problem else self._open_endpoint(),
         )
+
+    def _open_endpoint(self) -> str:
+        """The endpoint for the next epoch's group; empty: the ranks exchange theirs when they form it."""
+        if self._endpoint is None and self._listen is not None and self.can_regroup:
+            with suppress(RuntimeError):  # it is raised again when the group is formed
+                self._endpoint = self._listen(self.world)
+        found = self._endpoint
+        return found.text if found is not None and found.listener is not None else ""
 
 
 def _assign(frame: wire.Regroup, assigned: list[Pass] | None) -> list[Pass] | None:

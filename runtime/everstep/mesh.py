@@ -116,14 +116,11 @@ class Listener:
 
     def __init__(self, address: str) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._socket = socket.create_server((address, 0), family=family, backlog=RANKS)
+        self.socket = socket.create_server((address, 0), family=family, backlog=RANKS)
         self._secret = secrets.token_bytes(_SECRET)
-
-    @property
-    def entry(self) -> str:
+        host, port = self.socket.getsockname()[:2]
+        self.entry = f"{self._secret.hex()} {port} {host}"
         """What the others need to connect."""
-        host, port = self._socket.getsockname()[:2]
-        return f"{self._secret.hex()} {port} {host}"
 
     def connect(
         self, rank: int, entries: Sequence[str], seconds: float, look: Look = lambda: None
@@ -137,16 +134,19 @@ class Listener:
             OSError: a rank could not be reached, or did not connect, within `seconds`.
         """
         until = time.monotonic() + seconds
-        with self._socket:
+        with self.socket:
             peers = {lower: _call(entries[lower], rank, until) for lower in range(rank)}
             peers |= self._answer(set(range(rank + 1, len(entries))), until, look)
         return Mesh(peers)
 
+    def close(self) -> None:
+        self.socket.close()
+
     def _answer(self, expected: set[int], until: float, look: Look) -> dict[int, socket.socket]:
         """Wait for these ranks to call. Whoever else calls, and says nothing, keeps none of them waiting."""
-        self._socket.setblocking(False)
+        self.socket.setblocking(False)
         waiting = select.poll()
-        waiting.register(self._socket, select.POLLIN)
+        waiting.register(self.socket, select.POLLIN)
         callers: dict[int, _Caller] = {}
         peers: dict[int, socket.socket] = {}
         try:
@@ -158,7 +158,7 @@ class Listener:
                 if not ready:
                     look()
                 for number, _ in ready:
-                    if number == self._socket.fileno():
+                    if number == self.socket.fileno():
                         self._take(callers, waiting)
                     elif (caller := callers.get(number)) and caller.read_some():
                         del callers[number]
@@ -174,7 +174,7 @@ class Listener:
 
     def _take(self, callers: dict[int, "_Caller"], waiting: select.poll) -> None:
         try:
-            peer, _ = self._socket.accept()
+            peer, _ = self.socket.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return  # the caller was gone before it was accepted
         callers[peer.fileno()] = _Caller(peer)

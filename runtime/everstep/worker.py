@@ -19,6 +19,7 @@ from everstep import (
     forming,
     group,
     heap,
+    meeting,
     randomness,
     registrations,
     script_errors,
@@ -232,7 +233,10 @@ def _build(
         start,
         formed,
         send=agent.send,
-        form=lambda frame: _form(agent, frame, unit, lambda: membership.has_left(frame.epoch)),
+        form=lambda frame, endpoint: _form(
+            agent, frame, unit, endpoint, lambda: membership.has_left(frame.epoch)
+        ),
+        listen=lambda world: forming.listen(world, _address(), forming.read_setting(os.environ)),
     )
     randomness.seed_all("job", seed)
     try:
@@ -259,18 +263,24 @@ def _form(
     agent: agent_socket.AgentSocket,
     frame: wire.Start | wire.Regroup,
     unit: Unit | None,
+    endpoint: meeting.Endpoint | None = None,
     is_over: Callable[[], bool] = lambda: False,
 ) -> group.Group:
     mesh = units.ONE_RANK if unit is None else unit.mesh
-    place = replace(_place(frame, mesh, unit), is_over=is_over)
+    place = replace(_place(frame, mesh, unit), endpoint=endpoint, is_over=is_over)
+    if isinstance(frame, wire.Regroup):
+        place = replace(place, endpoints=frame.endpoints)
     return forming.form(agent, place, forming.read_setting(os.environ))
 
 
 def _place(
     frame: wire.Start | wire.Regroup, mesh: units.Mesh, unit: Unit | None = None
 ) -> forming.Place:
-    address = os.environ.get("EVERSTEP_POD_IP")
-    return forming.Place(frame.epoch, frame.rank, frame.world, address, mesh, unit)
+    return forming.Place(frame.epoch, frame.rank, frame.world, _address(), mesh, unit)
+
+
+def _address() -> str | None:
+    return os.environ.get("EVERSTEP_POD_IP")
 
 
 def export_ranks(start: wire.Start, environ: MutableMapping[str, str]) -> None:

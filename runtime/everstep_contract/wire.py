@@ -117,6 +117,8 @@ class Regroup:
     """
     begun_passes: int = 0
     """How many passes those ranks began with, fillers included."""
+    endpoints: tuple[str, ...] = ()
+    """`Standing.endpoint` of each rank; empty: the ranks exchange them in a request to the agents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +236,8 @@ class Standing:
     """
     unit_lost: bool = False
     """A collective within its unit has failed: this rank cannot continue, and the unit is lost."""
+    endpoint: str = ""
+    """Where the other ranks reach this one to form the next group; empty: nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -320,6 +320,19 @@ def test_the_next_epoch_gives_the_survivors_new_ranks_and_their_shares_in_that_o
     assert (place.behind, place.vector) == ((0, 2), "abc")
 
 
+def test_the_next_epoch_knows_its_ranks_endpoints_if_all_have_one():
+    former = an_epoch(3)
+    told = {1: standing(endpoint="reinit b"), 2: standing(endpoint="reinit c")}
+    plan = regroup_rules.plan_regroup(told)
+    assert isinstance(plan, Plan)
+    epoch = regroup_rules.continue_epoch(former, former.members[1:], plan, number=2, token="t")
+    assert epoch.in_place is not None
+    assert epoch.in_place.endpoints == ("reinit b", "reinit c")
+    one_lacks_it = regroup_rules.plan_regroup({**told, 2: standing()})
+    assert isinstance(one_lacks_it, Plan)
+    assert one_lacks_it.endpoints == {}
+
+
 def test_without_a_begun_reduction_no_shares_are_sent():
     former = an_epoch(2)
     plan = Plan(applied=7, reductions=1)

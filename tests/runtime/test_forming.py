@@ -1,6 +1,7 @@
 """How the ranks choose one way to form their group, and when a group can be kept."""
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from everstep import Job, forming, run
+from everstep import Job, forming, meeting, run
 from everstep.errors import Misuse
 from everstep.group import TorchGroup
 from everstep.store import AgentStore
@@ -57,8 +58,10 @@ def test_a_rank_that_cannot_go_the_way_of_rank_0_is_told_what_to_do(
 
     def go(rank: int) -> str:
         way = forming.REINIT if rank else forming.RECONFIGURE
+        endpoint = meeting.listen(2, "127.0.0.1", way)
+        place = forming.Place(1, rank, 2, "127.0.0.1", endpoint=endpoint)
         try:
-            forming._meet(AgentStore(shared, 1), forming.Place(1, rank, 2, "127.0.0.1"), way)
+            forming._meet(AgentStore(shared, 1), place, forming.AUTO)
         except RuntimeError as error:
             return str(error)
         return ""
@@ -67,6 +70,40 @@ def test_a_rank_that_cannot_go_the_way_of_rank_0_is_told_what_to_do(
         said = list(threads.map(go, range(2)))
     assert all("rank 0 has EVERSTEP_GROUP_FORMING=reconfigure" in one for one in said)
     assert all("give all ranks the same setting" in one for one in said)
+
+
+class NoRequests:
+    """An agent that must not be asked."""
+
+    def send(self, frame: Any) -> None:
+        raise AssertionError(frame)
+
+    request = send
+
+
+def meet(rank: int, *own: meeting.Endpoint, said: Sequence[str]) -> forming.meeting.Met:
+    place = forming.Place(1, rank, 2, "127.0.0.1", endpoint=own[rank], endpoints=said)
+    return forming._meet(AgentStore(NoRequests(), 1), place, forming.AUTO)
+
+
+def test_ranks_that_know_all_endpoints_meet_without_their_agents() -> None:
+    own = [forming.listen(2, "127.0.0.1") for _ in range(2)]
+    said = [one.text for one in own]
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(lambda rank: meet(rank, *own, said=said), range(2))
+    assert first.mesh is not None
+    assert second.mesh is not None
+    first.mesh.send(b"here")
+    assert second.mesh.receive() == {0: b"here"}
+
+
+def test_a_rank_refuses_a_group_that_was_planned_with_another_endpoint_of_it() -> None:
+    own = [forming.listen(2, "127.0.0.1") for _ in range(3)]
+    said = [own[2].text, own[1].text]
+    with pytest.raises(RuntimeError, match="planned with another endpoint of rank 0"):
+        meet(0, *own, said=said)
+    for one in own:
+        one.close()
 
 
 @reconfigurable

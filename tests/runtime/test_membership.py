@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from everstep import meeting
 from everstep.errors import Misuse
-from everstep.membership import Membership, Parked
+from everstep.meeting import Endpoint
+from everstep.membership import Listen, Membership, Parked
 from everstep.shares import Pass
 from everstep_contract import wire
 from everstep_contract.units import Mesh
@@ -41,10 +43,14 @@ class Named:
         assert self.was_cut
 
 
+def listen(world: int) -> Endpoint:
+    return meeting.listen(world, "127.0.0.1", "reinit")
+
+
 class Rank:
     """Rank 1 of 3 in epoch 1, with 6 micro-batches in each loop: 2 and 3 are its own."""
 
-    def __init__(self, **changes: Any) -> None:
+    def __init__(self, listen: Listen | None = None, **changes: Any) -> None:
         self.sent: list[Any] = []
         self.problem = ""
         """Why no group can be formed."""
@@ -54,10 +60,14 @@ class Rank:
             "run": "r", "staging": "", "applied": 5,
         }  # fmt: skip
         start = wire.Start(**(given | changes))
-        self.membership = Membership(start, self.groups[1], send=self.sent.append, form=self._form)
+        self.formed_with: list[Endpoint | None] = []
+        self.membership = Membership(
+            start, self.groups[1], send=self.sent.append, form=self._form, listen=listen
+        )
         self.membership.set_apart("")
 
-    def _form(self, frame: wire.Regroup) -> Named:
+    def _form(self, frame: wire.Regroup, endpoint: Endpoint | None) -> Named:
+        self.formed_with.append(endpoint)
         if self.problem:
             raise RuntimeError(self.problem)
         return self.groups.setdefault(frame.epoch, Named(frame.epoch))
@@ -635,3 +645,32 @@ def test_a_rank_whose_unit_is_lost_says_so_and_is_in_no_further_epoch(second: Ra
     told = second.standings()[-1]
     assert (told.unit_lost, told.epoch) == (True, 2)
     assert second.membership.group_now() is None
+
+
+def test_each_standing_of_an_epoch_has_the_endpoint_with_which_the_next_group_is_formed() -> None:
+    rank = Rank(listen)
+    rank.membership.fail(rank.groups[1])
+    rank.membership.hold(1)
+    rank.membership.hold_here(1)
+    texts = {s.endpoint for s in rank.standings()}
+    assert len(texts) == 1 < len(rank.standings())
+    rank.regroup(2)
+    (first,) = rank.formed_with
+    assert first is not None
+    assert texts == {first.text}
+    rank.membership.hold(2)
+    assert rank.standings()[-1].endpoint not in {"", first.text}
+    rank.regroup(3)
+    rank.membership.park()
+
+
+def test_a_rank_that_cannot_listen_regroups_all_the_same() -> None:
+    def refuse(world: int) -> Endpoint:
+        raise RuntimeError("this rank cannot listen")
+
+    rank = Rank(refuse)
+    rank.membership.hold(1)
+    assert rank.standings()[-1].endpoint == ""
+    rank.regroup(2)
+    assert rank.formed_with == [None]
+    rank.membership.park()

@@ -48,6 +48,8 @@ class Plan:
     """Unit of the former epoch → as in `InPlace`."""
     begun: Mapping[int, share_rules.Begun] = field(default_factory=dict)
     """Rank that has not begun → what the ranks that compute the same micro-batches began with."""
+    endpoints: Mapping[int, str] = field(default_factory=dict)
+    """Rank → where the others reach it to form the next group; empty: not known of all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,6 +303,7 @@ def build_in_place(epoch: EpochLevel, plan: Plan, before: Sequence[int]) -> InPl
         vector=plan.vector,
         passes=tuple(plan.passes[epoch.mesh.unit_of(r)] for r in heads) if plan.passes else (),
         begun=tuple(BegunBefore(rank=r, share=b.share, passes=b.passes) for r, b in begun.items()),
+        endpoints=tuple(plan.endpoints[rank] for rank in before) if plan.endpoints else (),
     )
 
 
@@ -331,12 +334,14 @@ def plan_regroup(standings: Mapping[int, Standing], mesh: Mesh = ONE_RANK) -> De
     vector = next((s.vector for s in ahead.values() if s.vector), "")
     if behind and not vector:
         return AskVector(rank=min(ahead))
+    endpoints = {r: s.endpoint for r, s in standings.items()}
     plan = Plan(
         applied=max(s.applied for s in standings.values()),
         reductions=newest,
         micro_batches=max(s.micro_batches for s in ahead.values()),
         behind=behind,
         vector=vector if behind else "",
+        endpoints=endpoints if all(endpoints.values()) else {},
     )
     begun = {
         r: share_rules.Begun.of(ahead[r].share, ahead[r].passes) if r in ahead else None

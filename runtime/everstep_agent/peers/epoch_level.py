@@ -120,6 +120,8 @@ class InPlace:
     """By unit of this epoch; empty: its units are single ranks, or no member has begun."""
     begun: tuple[BegunBefore, ...] = ()
     """For ranks that have not begun, although others that compute the same micro-batches have."""
+    endpoints: tuple[str, ...] = ()
+    """By rank of this epoch; empty: not all are known."""
 
     def find_begun(self, rank: int) -> BegunBefore | None:
         return next((b for b in self.begun if b.rank == rank), None)

@@ -114,6 +114,7 @@ def build_regroup(local: int, level: EpochLevel, mine: EpochMember) -> wire.Regr
         passes=place.passes[level.mesh.unit_of(rank)] if place.passes else 0,
         begun=begun.share if begun else None,
         begun_passes=begun.passes if begun else 0,
+        endpoints=place.endpoints,
     )
 
 
