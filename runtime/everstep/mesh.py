@@ -17,7 +17,7 @@ RANKS = 16
 """With more ranks there are no such connections."""
 _SECRET = 16
 _HELLO = struct.Struct(f"={_SECRET}sI")
-"""The listener's secret, which only the job's ranks can read in the rendezvous store; the caller's rank."""
+"""The listener's secret, which only the job's agents and ranks know; the caller's rank."""
 _LENGTH = struct.Struct("=I")
 _AT_ONCE = socket.MSG_DONTWAIT
 CONNECT_SECONDS = 8.0
