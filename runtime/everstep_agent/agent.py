@@ -210,7 +210,9 @@ class Agent:
         loop.add_signal_handler(signal.SIGTERM, self.leave)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # `cli.py` has blocked it
         loop.add_signal_handler(signal.SIGINT, self.leave)
-        loop.add_signal_handler(signal.SIGCHLD, lambda: spawn.reap_orphans(self.pod.workers.pids))
+        loop.add_signal_handler(
+            signal.SIGCHLD, lambda: spawn.reap_orphans(self.pod.workers.processes.pids)
+        )
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()

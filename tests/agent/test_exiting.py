@@ -139,7 +139,7 @@ class Slow(Fixture):
         mark = self.memory / "owned"
         workers = await self.open(OWNS.format(mark=mark, how=how))
         await until(mark.exists)
-        workers.heard(workers.fresh[0])
+        workers.processes.heard(workers.fresh[0])
         return workers
 
 
@@ -157,8 +157,8 @@ async def test_a_killed_worker_is_dead_before_its_memory_is_free(slow: Slow) -> 
     os.kill(pid, signal.SIGKILL)
     dead = await slow.death()
     assert dead.exit_text() == "killed by signal 9 (SIGKILL)"
-    assert [e.life for e in workers.ended_lives()] == [1]
-    assert pid in workers.pids, "the process is not reaped yet"
+    assert [e.life for e in workers.processes.ended_lives()] == [1]
+    assert pid in workers.processes.pids, "the process is not reaped yet"
     assert not dead.ended.is_set()
 
 
@@ -169,7 +169,7 @@ async def test_the_last_lines_of_a_crash_are_read_before_its_death_is_told(slow:
     dead = await slow.death()
     assert dead.exit_text() == "killed by signal 6 (SIGABRT)"
     assert slow.tail_at_death.splitlines()[-1] == f"line {LINES - 1}"
-    assert pid in workers.pids, "the process is not reaped yet"
+    assert pid in workers.processes.pids, "the process is not reaped yet"
 
 
 async def test_the_next_worker_is_ready_once_the_memory_is_free(slow: Slow) -> None:
@@ -185,7 +185,7 @@ async def test_the_next_worker_is_ready_once_the_memory_is_free(slow: Slow) -> N
     await asyncio.wait_for(slow.gone.wait(), 20)
     assert workers.ready_lives() == (2,)
     assert dead.ended.is_set()
-    assert dead.pid not in workers.pids
+    assert dead.pid not in workers.processes.pids
 
 
 async def test_a_killed_worker_whose_memory_is_never_free_is_stuck(slow: Slow, monkeypatch) -> None:
@@ -193,8 +193,8 @@ async def test_a_killed_worker_whose_memory_is_never_free_is_stuck(slow: Slow, m
     os.kill(workers.fresh[0].pid, signal.SIGKILL)
     dead = await slow.death()
     assert dead.killed_at is not None
-    assert workers.find_stuck(dead.killed_at + 29) == []
-    assert workers.find_stuck(dead.killed_at + 31) == [dead]
+    assert workers.processes.find_stuck(dead.killed_at + 29) == []
+    assert workers.processes.find_stuck(dead.killed_at + 31) == [dead]
 
 
 async def test_the_time_of_a_paused_machine_makes_no_killed_worker_stuck(slow: Slow) -> None:
@@ -202,9 +202,11 @@ async def test_the_time_of_a_paused_machine_makes_no_killed_worker_stuck(slow: S
     os.kill(workers.fresh[0].pid, signal.SIGKILL)
     dead = await slow.death()
     assert dead.killed_at is not None
-    assert workers.find_stuck(dead.killed_at + 1) == []
-    assert workers.find_stuck(dead.killed_at + 3600) == []
-    looks = [workers.find_stuck(dead.killed_at + 3600 + second) for second in range(1, 31)]
+    assert workers.processes.find_stuck(dead.killed_at + 1) == []
+    assert workers.processes.find_stuck(dead.killed_at + 3600) == []
+    looks = [
+        workers.processes.find_stuck(dead.killed_at + 3600 + second) for second in range(1, 31)
+    ]
     assert [found for found in looks if found] == [[dead]], "it does not end although all run again"
     assert "has not ended 31 s after SIGKILL" in dead.stuck
 

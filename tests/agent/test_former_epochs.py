@@ -18,7 +18,8 @@ from everstep_agent.peers.agent_report import State
 from everstep_agent.pod.pod_saves import PodSaves
 from everstep_agent.pod.save_queue import Listener
 from everstep_agent.pod.worker import Worker
-from everstep_agent.pod.workers import Events, Place, WorkerSet
+from everstep_agent.pod.worker_processes import Events, Place
+from everstep_agent.pod.workers import WorkerSet
 from everstep_contract import wire
 
 

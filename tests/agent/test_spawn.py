@@ -20,7 +20,8 @@ from everstep_agent.peers.agent_report import State
 from everstep_agent.pod import hang, spawn
 from everstep_agent.pod.hang_watch import HangWatch
 from everstep_agent.pod.worker import Worker
-from everstep_agent.pod.workers import Events, Place, WorkerSet
+from everstep_agent.pod.worker_processes import Events, Place
+from everstep_agent.pod.workers import WorkerSet
 from everstep_contract import wire
 from everstep_contract.position import Position, Where
 
@@ -52,9 +53,9 @@ class Fixture:
             ),
             log=logline.Log(self.said),
         )
-        await self.workers.open()
+        await self.workers.processes.open()
         self.workers.ensure_fresh()
-        await until(lambda: self.workers.lives == [1] * count)
+        await until(lambda: self.workers.processes.lives == [1] * count)
         return self.workers
 
     def on_death(self, worker: Worker) -> None:
@@ -92,7 +93,7 @@ async def test_a_death_is_noticed_with_its_signal_and_counts_as_proof(given: Fix
     worker = await given.death()
     assert worker.state is State.DEAD
     assert worker.exit_text() == "killed by signal 9 (SIGKILL)"
-    assert workers.ended_lives()[0].life == 1
+    assert workers.processes.ended_lives()[0].life == 1
 
 
 async def test_a_death_is_reported_before_the_memory_of_its_copies_is_free(
@@ -189,8 +190,8 @@ async def test_lives_are_counted_and_every_one_below_is_over(given: Fixture):
     os.kill(workers.fresh[1].pid, signal.SIGKILL)
     await given.death()
     workers.ensure_fresh()
-    await until(lambda: workers.lives == [1, 2])
-    assert [e.life for e in workers.ended_lives()] == [0, 1]
+    await until(lambda: workers.processes.lives == [1, 2])
+    assert [e.life for e in workers.processes.ended_lives()] == [0, 1]
 
 
 async def test_a_worker_that_cannot_be_started_now_is_started_later_and_no_life_is_lost(
@@ -209,7 +210,7 @@ async def test_a_worker_that_cannot_be_started_now_is_started_later_and_no_life_
     workers.ensure_fresh()
     await until(lambda: 0 in workers.fresh)
     assert workers.fresh[0].life == 2
-    assert [e.life for e in workers.ended_lives()] == [1]
+    assert [e.life for e in workers.processes.ended_lives()] == [1]
 
 
 def look_until(watch: HangWatch, at: float, end: float) -> None:
@@ -223,7 +224,7 @@ def look_until(watch: HangWatch, at: float, end: float) -> None:
 async def test_a_worker_that_never_says_hello_is_hung_after_the_startup_limit(given: Fixture):
     workers = await given.open(IDLE)
     watch = HangWatch(workers, lambda: None, logline.Log(given.said))
-    (found,) = workers.alive
+    (found,) = workers.processes.alive
     now = time.monotonic()
     watch.look(LIMITS, now)
     watch.look(LIMITS, now + 100.0)
@@ -236,7 +237,7 @@ async def test_a_worker_that_never_says_hello_is_hung_after_the_startup_limit(gi
 async def test_a_worker_that_was_held_and_does_not_park_after_the_cut_is_hung(given: Fixture):
     workers = await given.open(IDLE)
     watch = HangWatch(workers, lambda: None, logline.Log(given.said))
-    (found,) = workers.alive
+    (found,) = workers.processes.alive
     now = time.monotonic()
     found.page.write(Position(epoch=1, applied=3, scope=Where.STEP, since=now))
     found.state, found.started_at = State.HELD, now
@@ -252,7 +253,7 @@ async def test_a_worker_that_waits_for_a_chunk_of_the_checkpoint_is_not_hung(giv
     """However long the store takes: the limit of the start-up begins anew with each chunk."""
     workers = await given.open(IDLE)
     watch = HangWatch(workers, lambda: None, logline.Log(given.said))
-    (found,) = workers.alive
+    (found,) = workers.processes.alive
     now = time.monotonic()
     found.page.write(Position(epoch=1, scope=Where.STARTUP, since=now))
     found.state, found.started_at, found.fetches = State.STARTED, now, 1

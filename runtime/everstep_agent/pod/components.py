@@ -74,7 +74,7 @@ class Components:
         for name in ("staging", "restore"):
             os.makedirs(os.path.join(settings.memory, name), exist_ok=True)
         await self.saves.open()
-        await self.workers.open()
+        await self.workers.processes.open()
         for local in range(settings.workers):
             self.seconds.rest(local, time.monotonic())
 

@@ -43,7 +43,7 @@ class HangWatch:
         """
         self._stops = hang.note_stop(self._stops, self._looked or now, now)
         self._looked = now
-        for worker in self._workers.alive:
+        for worker in self._workers.processes.alive:
             self._end_hung(worker, limits, now, node)
             self._show_long_wait(worker, limits, now)
 
@@ -52,7 +52,7 @@ class HangWatch:
 
         Returns the seconds until the next look. No learnt limit counts as longer than `most`.
         """
-        return self._progress.look(self._workers.alive, most)
+        return self._progress.look(self._workers.processes.alive, most)
 
     def end(self, named: Iterable[Hung], slot: int, node: str = "") -> None:
         """End the workers that the coordinator has named, unless they have made progress since."""
@@ -69,7 +69,9 @@ class HangWatch:
         worker.learnt, worker.hung = True, progress.describe(worker.progress, where)
         worker.hung_since = worker.progress.mark.at
         self._say("no_progress", worker, node)
-        self._workers.put_down(worker, 0.0 if worker.progress.stopped else SHORT_STACK_SECONDS)
+        self._workers.processes.put_down(
+            worker, 0.0 if worker.progress.stopped else SHORT_STACK_SECONDS
+        )
 
     def _end_hung(self, worker: Worker, limits: hang.Limits, now: float, node: str) -> None:
         found = _find_hang(worker, limits, now, self._stops) if _may_hang(worker) else None
@@ -78,7 +80,7 @@ class HangWatch:
         worker.hung, worker.hung_since = found.message, now - found.seconds
         worker.learnt = found.scope == STOPPED
         self._say("worker_hung", worker, node)
-        self._workers.put_down(worker, STACK_SECONDS)
+        self._workers.processes.put_down(worker, STACK_SECONDS)
 
     def _say(self, event: str, worker: Worker, node: str) -> None:
         sums = worker.sums()

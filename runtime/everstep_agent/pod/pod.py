@@ -25,8 +25,9 @@ from everstep_agent.pod.save_queue import Listener
 from everstep_agent.pod.time_ledger import is_spare
 from everstep_agent.pod.worker import Worker
 from everstep_agent.pod.worker_frames import WorkerFrames
+from everstep_agent.pod.worker_processes import Events, Place
 from everstep_agent.pod.worker_start import build_regroup, build_start, is_fresh_wanted
-from everstep_agent.pod.workers import Events, Place, WorkerSet
+from everstep_agent.pod.workers import WorkerSet
 from everstep_contract import levels, position, wire
 
 
@@ -338,7 +339,7 @@ class Pod:
         """Do what depends on time alone. Raises what a task has raised, so that the agent ends."""
         self.news.raise_failure()
         self._hang_watch.look(self.parts.limits, now, self.parts.node)
-        for worker in self.workers.find_stuck(now):
+        for worker in self.workers.processes.find_stuck(now):
             self.deaths.survives_kill(worker)
             self.news.touch()
         self.deaths.memory.look(now)

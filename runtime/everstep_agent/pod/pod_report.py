@@ -39,7 +39,7 @@ class PodReport:
                 build_worker_report(w, w.position(), w.exit_text(), now) for w in current
             ),
             fresh=workers.ready_lives(),
-            ended=workers.ended_lives(),
+            ended=workers.processes.ended_lives(),
             prepared=workers.prepared_lives(),
             taken=parts.joining.step,
             received=received,

@@ -46,7 +46,7 @@ class WorkerFrames:
             case wire.Hello():
                 worker.state, worker.ready_at = State.READY, time.monotonic()
                 worker.in_place = frame.in_place
-                self._workers.heard(worker)
+                self._workers.processes.heard(worker)
                 self._line.say("worker_ready", local=worker.local, life=worker.life, pid=worker.pid)
             case wire.Tracked():
                 worker.state, worker.tracked = State.TRACKED, frame
