@@ -200,7 +200,7 @@ async def test_a_worker_that_cannot_be_started_now_is_started_later_and_no_life_
     workers = await given.open(IDLE)
     os.kill(workers.fresh[0].pid, signal.SIGKILL)
     await given.death()
-    monkeypatch.setattr(workers, "_memory", str(given.memory / "missing"))
+    monkeypatch.setattr(workers.processes, "_memory", str(given.memory / "missing"))
     for _ in range(2):
         workers.ensure_fresh()
         await until(lambda: not workers.starting)
