@@ -4,10 +4,9 @@ import gc
 
 from everstep_agent.peers import messages
 from everstep_agent.peers.agent_report import AgentReport
-from everstep_contract import codec, levels, log, wire
+from everstep_contract import codec, levels, log
 
 DOCUMENTS = (
-    *wire.FRAMES,
     AgentReport,
     messages.Levels,
     messages.After,
@@ -20,7 +19,7 @@ DOCUMENTS = (
     log.Claim,
     log.Commit,
 )
-"""What agents, workers and the store exchange while they recover."""
+"""What agents exchange, and write to the store, while they recover."""
 
 
 def get_ready() -> None:

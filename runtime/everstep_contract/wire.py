@@ -513,6 +513,10 @@ FRAMES: tuple[type[Any], ...] = (
     StoreReply,
 )  # fmt: skip
 _BY_NAME = {cls.__name__: cls for cls in FRAMES}
+for (
+    _cls
+) in FRAMES:  # now, so that it does not delay a rank's first recovery; forked workers inherit it
+    codec.prepare(_cls)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
