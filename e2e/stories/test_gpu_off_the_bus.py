@@ -11,11 +11,9 @@ pytestmark = pytest.mark.timeout(300)
 
 
 async def test_a_gpu_that_fell_off_the_bus_costs_no_step(scene: Scene, survivor: Trial) -> None:
-    before = await scene.board.current_pod(survivor.name, 0)
-    assert before is not None
-    seen = await scene.play(
-        survivor, "XID 79 on slot 0's GPU", lambda pod: scene.break_gpu(pod, 79), slot=0
-    )
+    before = await scene.choose_pod(survivor, 0)
+    title = f"XID 79 on slot {before.slot}'s GPU"
+    seen = await scene.play(survivor, title, lambda pod: scene.break_gpu(pod, 79), slot=before.slot)
     assert scene.recorder.outcome.steps_lost == 0
     assert seen.moved_to != before.node
 

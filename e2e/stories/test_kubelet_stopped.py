@@ -15,13 +15,12 @@ pytestmark = pytest.mark.timeout(400)
 async def test_the_pod_that_comes_back_is_fenced(scene: Scene, survivor: Trial) -> None:
     if not getattr(scene.cluster, "freezes_nodes", False):
         raise NotHereError("nodes of this cluster cannot be frozen; those of the kind lab can")
-    before = await scene.board.current_pod(survivor.name, 0)
-    assert before is not None
+    before = await scene.choose_pod(survivor, 0)
 
     async def stop(pod: Pod) -> None:
         await scene.break_node(pod.node, freeze_node=True)
 
-    seen = await scene.play(survivor, f"{before.node} frozen", stop, slot=0, limit=240)
+    seen = await scene.play(survivor, f"{before.node} frozen", stop, slot=before.slot, limit=240)
     assert seen.moved_to != before.node
     await survivor.watch.refresh()
     epoch = survivor.watch.epoch

@@ -13,8 +13,7 @@ DRAIN_SECONDS = 90
 
 
 async def test_the_job_leaves_a_drained_node_after_a_save(scene: Scene, survivor: Trial) -> None:
-    before = await scene.board.current_pod(survivor.name, 0)
-    assert before is not None
+    before = await scene.choose_pod(survivor, 0)
     drains: list[asyncio.Task[str]] = []
 
     async def drain(pod: Pod) -> None:
@@ -24,11 +23,11 @@ async def test_the_job_leaves_a_drained_node_after_a_save(scene: Scene, survivor
         drains.append(asyncio.create_task(scene.kubectl(*command, limit, timeout=120)))
 
     try:
-        seen = await scene.play(survivor, f"kubectl drain {before.node}", drain, slot=0)
+        seen = await scene.play(survivor, f"kubectl drain {before.node}", drain, slot=before.slot)
         assert "drained" in await drains[0]
         assert scene.recorder.outcome.steps_lost == 0
         assert seen.moved_to != before.node
-        moved = await scene.board.current_pod(survivor.name, 0)
+        moved = await scene.board.current_pod(survivor.name, before.slot)
         assert moved is not None
         assert moved.node != before.node
         assert await scene.board.quarantines() == [], (

@@ -12,13 +12,12 @@ SLOT = 1
 
 async def test_a_deleted_pod_saves_first_and_comes_back(scene: Scene, survivor: Trial) -> None:
     before = await scene.board.pods(survivor.name)
-    deleted = await scene.board.current_pod(survivor.name, SLOT)
-    assert deleted is not None
+    deleted = await scene.choose_pod(survivor, SLOT)
 
     async def delete(pod: Pod) -> None:
         await scene.kubectl("delete", "pod", pod.name, "--wait=false")
 
-    await scene.play(survivor, f"kubectl delete pod {deleted.name}", delete, slot=SLOT)
+    await scene.play(survivor, f"kubectl delete pod {deleted.name}", delete, slot=deleted.slot)
     assert scene.recorder.outcome.steps_lost == 0
     known = {pod.name for pod in before}
     after = {pod.name for pod in await scene.board.pods(survivor.name)}

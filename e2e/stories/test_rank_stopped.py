@@ -15,8 +15,7 @@ SLOT, STEPS = 1, 60
 
 
 async def test_a_rank_that_stops_costs_no_step(scene: Scene, survivor: Trial) -> None:
-    pods = await scene.board.pods(survivor.name)
-    before = next((pod for pod in pods if pod.slot == SLOT), pods[-1])
+    before = await scene.choose_pod(survivor, SLOT)
     await scene.until_further(survivor, STEPS)
     pid = await find_rank(scene, before)
     restarts = (await survivor.job())["status"]["restarts"]

@@ -90,6 +90,11 @@ class Scene:
         outcome.steps_lost = await trial.steps_lost() - known
         return seen
 
+    async def choose_pod(self, trial: Trial, slot: int) -> Pod:
+        """The job's pod of this slot; another one if a spare has taken the slot's place."""
+        pod = await self.board.current_pod(trial.name, slot)
+        return pod if pod is not None else (await self.board.pods(trial.name))[-1]
+
     async def break_gpu(self, pod: Pod, xid: int) -> None:
         self._broken.add(pod.node)
         await asyncio.to_thread(faults.break_gpu, self.cluster, pod, xid, self.namespace)
