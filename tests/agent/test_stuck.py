@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.gang import Gang, assert_exact
-from everstep_agent.pod import workers
+from everstep_agent.pod import worker_processes
 from everstep_contract import levels, report
 
 KILLED_FOR = 0.5
@@ -17,7 +17,7 @@ KILLED_FOR = 0.5
 @pytest.fixture
 async def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gang]:
     """Three slots. Slot 1's worker hangs at step 6; SIGKILL does not end it while `flag` exists."""
-    monkeypatch.setattr(workers, "KILL_SECONDS", KILLED_FOR)
+    monkeypatch.setattr(worker_processes, "KILL_SECONDS", KILLED_FOR)
     flag = tmp_path / "flag"
     gang = Gang(tmp_path, 3, hang_seconds=1.0)
     gang.stub["STUB_MODE"] = f"stuck:6:{flag}"

@@ -685,7 +685,7 @@ def test_an_evaluation_that_began_without_gradients_leaves_the_script_its_own_mo
 
 def test_an_evaluation_is_divided_among_the_ranks_that_there_are_after_a_loss(trial: Trial) -> None:
     membership, step = trial.session.membership, first_step(trial)
-    membership._form = lambda frame: LocalGroup()
+    membership._form = lambda frame, endpoint: LocalGroup()
     trial.take(step)
     membership.hold(1)
     found: list[Any] = []
@@ -704,7 +704,7 @@ def test_an_evaluation_is_divided_among_the_ranks_that_there_are_after_a_loss(tr
 def test_a_sum_within_an_evaluation_of_which_some_ranks_have_more_batches(trial: Trial) -> None:
     """They would call it more often."""
     membership, step = trial.session.membership, first_step(trial)
-    membership._form = lambda frame: LocalGroup()
+    membership._form = lambda frame, endpoint: LocalGroup()
     trial.take(step)
     membership.hold(1)
     frame = wire.Regroup(
@@ -769,7 +769,7 @@ def test_a_held_rank_that_saves_computes_on_with_what_the_script_has_set(
 ) -> None:
     """It saves the state before the step; buffers and random numbers that the script has set since stay."""
     membership, gate, seen = trial.session.membership, Gate(), []
-    membership._form = lambda frame: LocalGroup()
+    membership._form = lambda frame, endpoint: LocalGroup()
     trial.job.track(gate=gate)
     send = trial.agent.send
 

@@ -138,7 +138,9 @@ def _restore(kind: type[Membership], kept: Kept, send: Callable[[Any], None]) ->
         job="", run="", applied=kept.applied, manifest=None, places=None, staging="",
         mesh=Mesh(shard=kept.shard, tensor=kept.tensor),
     )  # fmt: skip
-    made = kind(start, GROUPS[kept.newest], send=send, form=lambda frame: GROUPS[frame.epoch])
+    made = kind(
+        start, GROUPS[kept.newest], send=send, form=lambda frame, endpoint: GROUPS[frame.epoch]
+    )
     made._group = GROUPS[kept.group] if kept.group else None
     made._ended, made._reductions = list(kept.ended), kept.reductions
     made._vector = None if kept.vector is None else np.array(kept.vector, np.float64)
@@ -147,7 +149,7 @@ def _restore(kind: type[Membership], kept: Kept, send: Callable[[Any], None]) ->
     made._assigned = None if kept.assigned is None else list(map(_pass, kept.assigned))
     made._rescue = None if kept.rescue is None else np.array(kept.rescue, np.float64)
     made._held, made._apart, made._lost_unit = kept.held, kept.apart, kept.lost_unit
-    made._form_group = lambda frame: None  # type: ignore[method-assign]
+    made._form_group = lambda frame, endpoint: None  # type: ignore[method-assign]
     return made
 
 
