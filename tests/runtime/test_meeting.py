@@ -9,10 +9,8 @@ import pytest
 import torch.distributed as dist
 
 from everstep import mesh
-from everstep.meeting import MeshStore, Met, meet
+from everstep.meeting import MeshStore, Met, listen, meet
 from everstep.mesh import Mesh
-from everstep.store import AgentStore
-from runtime.test_transfer import Keys
 
 T = TypeVar("T")
 LIMIT = timedelta(seconds=30)
@@ -24,13 +22,10 @@ def in_each(ranks: int, act: Callable[[int], T]) -> list[T]:
 
 
 def meet_all(ways: list[str], addresses: list[str | None]) -> list[Met]:
-    keys, world = Keys(), len(ways)
-
-    def go(rank: int) -> Met:
-        store = AgentStore(keys, 1)
-        return meet(store, rank, world, address=addresses[rank], way=ways[rank])
-
-    return in_each(world, go)
+    world = len(ways)
+    endpoints = [listen(world, *of) for of in zip(addresses, ways, strict=True)]
+    texts = [endpoint.text for endpoint in endpoints]
+    return in_each(world, lambda rank: meet(rank, endpoints[rank], texts))
 
 
 @pytest.fixture
@@ -64,7 +59,7 @@ def test_too_many_ranks_meet_without_connections(monkeypatch: pytest.MonkeyPatch
 
 def test_an_address_of_another_machine_is_named() -> None:
     with pytest.raises(RuntimeError, match=r"this rank cannot listen at 192\.0\.2\.1"):
-        meet(AgentStore(Keys(), 1), 0, 2, address="192.0.2.1", way="w")
+        listen(2, address="192.0.2.1", way="w")
 
 
 def test_each_rank_finds_what_the_others_have_set(meshes: list[Mesh]) -> None:
