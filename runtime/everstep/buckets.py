@@ -85,9 +85,11 @@ class Plan:
             self.views[index] = view.view(self._held[index].shape)
             self.shown[index] = _storage_uses is not None and self.fits(index, self.views[index])
 
-    def replace_buffers(self) -> None:
-        """Use new buffers: operations that were abandoned may still write into the old ones."""
-        for bucket in self.buckets:
+    def replace_buffers(self, complete: int) -> None:
+        """Use new buffers except for so many first buckets: operations that were abandoned may still
+        write into the old ones.
+        """
+        for bucket in self.buckets[complete:]:
             bucket.flat = None
 
     def leave_shared(self) -> None:

@@ -60,6 +60,10 @@ class Group(Protocol):
     """This rank's unit; None: each rank is a unit."""
     abandoned: bool
     """An operation did not return after a cut: it may still write into its tensors."""
+    complete_buckets: int
+    """So many buckets of the current reduction, from the first on, are complete on all its ranks from a
+    former group.
+    """
 
     def all_reduce(self, tensor: torch.Tensor, over: Over | None = None) -> Any:
         """Start a sum in place, over all ranks or those that `over` names. None: the group is broken."""
@@ -111,6 +115,7 @@ class LocalGroup:
 
     def __init__(self, unit: Unit | None = None) -> None:
         self.unit = unit
+        self.complete_buckets = 0
         self._cut = threading.Event()
 
     def all_reduce(self, tensor: torch.Tensor, over: Over | None = None) -> Any:
@@ -186,6 +191,7 @@ class TorchGroup:
         """
         self._cut_at: float | None = None
         self.abandoned = False
+        self.complete_buckets = 0
         self._group = made
         self._over_nccl = torch.cuda.is_available()
         self._launching = threading.Lock()

@@ -43,8 +43,9 @@ class LastSum:
     """
 
     def __init__(self, buckets: Sequence[Any], cut: Callable[[], None], note: Note) -> None:
-        self.buckets, self._cut, self.note = buckets, cut, note
-        self._over = 0
+        self.buckets, self._cut, self._note = buckets, cut, note
+        self.counted = 0
+        """How many of the sums before it are complete on this rank."""
         self._counting = threading.Lock()
         """Each torch group has a thread that calls back."""
         self.late = False
@@ -69,11 +70,15 @@ class LastSum:
             self._cut()
             return
         with self._counting:
-            self._over += 1
-            complete = self._over
+            complete = self.counted + 1
             self.note(complete)
         if complete == buckets:
             self.complete()
+
+    def note(self, complete: int) -> None:
+        """Note how many of the buckets are complete."""
+        self.counted = complete
+        self._note(complete)
 
     def complete(self) -> None:
         """Called when every bucket's sum is complete on this rank."""

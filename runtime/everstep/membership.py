@@ -6,7 +6,8 @@ of the agent's socket reports what this rank holds *and will still compute* (its
 meanwhile another thread forms the new group. The main thread notices at its next micro-batch.
 
 The invariant: once a rank has reported its standing, no further reduction of that epoch completes
-on it, even if its sums arrive. So the members agree which reductions are complete.
+on it, even if its sums arrive. So the members agree which reductions are complete. The buckets of
+the next one that are complete on all of them are not summed again (`complete_buckets.py`).
 """
 
 import threading
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from everstep import shares
+from everstep.complete_buckets import CompleteBuckets
 from everstep.errors import Misuse
 from everstep.group import Group
 from everstep.meeting import Endpoint
@@ -81,6 +83,7 @@ class Membership:
         self._micro_batches = 0
         self._more: list[Pass] = []
         """Those of `_begun` that a regroup added and that the loop has not taken yet."""
+        self._complete = CompleteBuckets()
         self._assigned: list[Pass] | None = None
         """The passes of the next loop, if another member has begun it already."""
         self._rescue: Numbers | None = None
@@ -188,7 +191,17 @@ class Membership:
         complete and the group is formed.
         """
         with self._news:
-            return None if self._held or self._parked or self._more else self._group
+            return None if self._held or self._parked or self._more else self._hand_out()
+
+    def _hand_out(self) -> Group | None:
+        """Return the group, in which this rank launches its sums now."""
+        self._complete.launch(self._group)
+        return self._group
+
+    def count_complete(self, group: Group, buckets: int) -> None:
+        """Note that so many of the buckets that were launched in `group` are complete; from any thread."""
+        with self._news:
+            self._complete.count(group, buckets)
 
     def wait_regrouped(self, save: Save = lambda asked: None) -> None:
         """Wait until the next epoch is known; its group may still be forming.
@@ -227,7 +240,7 @@ class Membership:
                 if self._more or self._rescue is not None:
                     return None
                 if self._group is not None:
-                    return self._group
+                    return self._hand_out()
                 self._news.wait()
 
     def complete(self, group: Group, vector: Numbers) -> bool:
@@ -420,6 +433,7 @@ class Membership:
             if self._form is None:
                 raise RuntimeError(self._off)
             group = self._form(frame, endpoint)
+            group.complete_buckets = frame.complete_buckets
         except (RuntimeError, TimeoutError) as error:
             self._send(wire.Regrouped(epoch=frame.epoch, problem=str(error)[:500]))
             return
@@ -462,6 +476,7 @@ class Membership:
         self._reductions += 1
         self._vector = vector
         self._begun, self._more = None, []
+        self._complete.end(self._group)
 
     def _describe(self, problem: str) -> wire.Standing:
         begun = self._begun
@@ -476,6 +491,7 @@ class Membership:
             passes=len(begun) if begun is not None and self.mesh.unit > 1 else 0,
             unit_lost=bool(self._lost_unit),
             endpoint="" if problem else self._open_endpoint(),
+            complete_buckets=self._complete.buckets if self.mesh.unit == 1 else 0,
         )
 
     def _open_endpoint(self) -> str:

@@ -4,7 +4,8 @@ buffers: it gets its own gradients back.
 
 A rank's own gradients stay as they are until the reduced copy is complete. Every rank launches the
 buckets in the same order, and the vector after them. A launch that fails does not raise in the
-script; `end` reports it.
+script; `end` reports it. If the sums are launched again in another group, buckets that are complete
+on all its ranks stay as they are.
 """
 
 import math
@@ -18,6 +19,7 @@ from everstep.buckets import BUCKET_BYTES, Bucket, Plan, as_real, sum_dtype
 from everstep.device import read_numbers
 from everstep.errors import Misuse
 from everstep.group import Group, LocalGroup, TellMoved, tell_nobody
+from everstep.last_sum import Note, ignore
 from everstep.sharded import local_of, with_local
 from everstep.sum_marks import SumMarks
 from everstep.unit import Squares
@@ -82,7 +84,8 @@ class Reducer:
         self._own: list[torch.Tensor | None] = []
         self._works: list[Any] = []
         self._last: Any = None
-        self._next = 0
+        self._first = self._next = 0
+        """The first bucket that is launched in the current group, and the next one."""
         self._open = self._inside = self._counting = False
 
     def watch(self, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -165,13 +168,14 @@ class Reducer:
         added before the next launch.
         """
         if self._group is not None and self._group.abandoned:
-            self._plan.replace_buffers()
+            counted = 0 if self._last is None else self._last.counted
+            self._plan.replace_buffers(self._first + counted)
         self._reset()
         self._open = True
 
     def _reset(self) -> None:
         self._group, self._works, self._last = None, [], None
-        self._next = 0
+        self._first = self._next = 0
         for bucket in self._plan.buckets:
             bucket.reset()
         self._marks.begin(len(self._plan.buckets))
@@ -182,7 +186,8 @@ class Reducer:
         """
         self._scale = scale
         self._inside, self._counting = True, overlap is not None
-        self._group = overlap
+        if overlap is not None:
+            self._launch_in(overlap)
         try:
             loss.backward()  # type: ignore[no-untyped-call]
         finally:
@@ -190,23 +195,33 @@ class Reducer:
 
     def flush(self, group: Group) -> None:
         """Launch the remaining buckets; parameters without a gradient add zeros."""
-        self._group = group
+        self._launch_in(group)
         for bucket in self._plan.buckets:
             bucket.missing.clear()
         self._launch_full()
 
+    def _launch_in(self, group: Group) -> None:
+        if group is not self._group:
+            self._group = group
+            self._first = self._next = group.complete_buckets
+            if self._first:
+                self._marks.complete(self._marks.round, self._first)
+
     def used(self) -> list[float]:
         return [0.0 if own is None else 1.0 for own in self._own]
 
-    def start_last(self, vector: torch.Tensor) -> None:
-        """Launch the vector's sum after the buckets."""
+    def start_last(self, vector: torch.Tensor, note: Note = ignore) -> None:
+        """Launch the vector's sum after the buckets. `note`: as in `Group.start_last`."""
         assert self._group is not None
         works, self._works = self._works, []
-        marks, round = self._marks, self._marks.round
-        marks.join(len(works) + 1)
-        self._last = self._group.start_last(
-            works, vector, lambda complete: marks.complete(round, complete)
-        )
+        marks, round, first = self._marks, self._marks.round, self._first
+        marks.join(first + len(works) + 1)
+
+        def count(complete: int) -> None:
+            marks.complete(round, first + complete)
+            note(complete)
+
+        self._last = self._group.start_last(works, vector, count)
 
     def end(self, look: TellMoved = tell_nobody) -> torch.Tensor | None:
         """Wait for the vector's sum, which is returned if every sum is complete on every rank. From
@@ -362,7 +377,7 @@ class Reducer:
         assert self._group is not None
         gathered = torch.empty(0) if self._alone else self._gather(bucket)
         self._works.append(self._group.all_reduce(gathered, bucket.spread.over))
-        self._marks.join(len(self._works))
+        self._marks.join(self._first + len(self._works))
 
     def _gather(self, bucket: Bucket) -> torch.Tensor:
         """Copy this rank's gradients into the bucket's buffer."""

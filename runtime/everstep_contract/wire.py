@@ -119,6 +119,10 @@ class Regroup:
     """How many passes those ranks began with, fillers included."""
     endpoints: tuple[str, ...] = ()
     """`Standing.endpoint` of each rank; empty: the ranks exchange them in a request to the agents."""
+    complete_buckets: int = 0
+    """So many buckets of the next reduction, from the first on, are complete on every rank of the epoch.
+    They are not summed again.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +242,8 @@ class Standing:
     """A collective within its unit has failed: this rank cannot continue, and the unit is lost."""
     endpoint: str = ""
     """Where the other ranks reach this one to form the next group; empty: nowhere."""
+    complete_buckets: int = 0
+    """How many buckets of the next reduction are complete on this rank, from the first on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

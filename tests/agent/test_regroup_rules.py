@@ -12,6 +12,7 @@ from everstep_agent.coordinator.regroup_rules import AskVector, Impossible, Plan
 from everstep_agent.peers.agent_report import AgentReport, State
 from everstep_agent.peers.epoch_level import Boundary, EpochMember, InPlace, Stage
 from everstep_agent.peers.places import place_members
+from everstep_agent.pod.worker_start import build_regroup
 from everstep_contract.log import Commit
 from everstep_contract.wire import Standing
 
@@ -392,3 +393,26 @@ def test_nobody_saves_what_is_committed_or_before_it_has_told_how_far_it_is():
     assert keeper(held(1), committed=5) is None
     assert keeper(stepping(1)) is None
     assert keeper(dead(1)) is None
+
+
+def test_buckets_that_are_complete_on_all_survivors_are_not_summed_again():
+    former = an_epoch(3)
+    told = {
+        1: standing(share=((4, 8),), complete_buckets=3),
+        2: standing(share=((8, 12),), complete_buckets=2),
+    }
+    plan = regroup_rules.plan_regroup(told)
+    assert isinstance(plan, Plan)
+    epoch = regroup_rules.continue_epoch(former, former.members[1:], plan, number=2, token="t")
+    orders = [build_regroup(0, epoch, m) for m in epoch.members]
+    assert [order.complete_buckets for order in orders] == [2, 2]
+
+
+def test_nothing_of_the_next_reduction_is_complete_if_a_rank_lacks_the_vector_of_the_last():
+    told = {
+        0: standing(reductions=1, vector="abc", complete_buckets=0),
+        1: standing(share=((4, 8),), complete_buckets=3),
+    }
+    plan = regroup_rules.plan_regroup(told)
+    assert isinstance(plan, Plan)
+    assert plan.complete_buckets == 0

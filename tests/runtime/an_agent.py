@@ -153,6 +153,19 @@ class Agent:
                 self.wait_for(lambda _: False, ranks, limit=0.0)
             time.sleep(0.001)
 
+    def wait_complete_buckets(self, rank: int, step: int, count: int) -> None:
+        """Poll until the rank's page shows so many complete buckets of this step."""
+        limit, worker = time.monotonic() + LIMIT, self.workers[rank]
+
+        def are_complete() -> bool:
+            sums = worker.page.read_sums(worker.position)
+            return sums is not None and (sums.step, sums.complete) == (step, count)
+
+        while not are_complete():
+            if time.monotonic() > limit:
+                self.wait_for(lambda _: False, [rank], limit=0.0)
+            time.sleep(0.001)
+
     def _show_stacks(self) -> None:
         """Make workers print their stacks into the output, which a failure's message quotes."""
         for worker in self.living:

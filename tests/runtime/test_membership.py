@@ -22,7 +22,7 @@ VECTOR = np.array([1.0, 2.0])
 class Named:
     """A group of one epoch that does nothing."""
 
-    rank, world, abandoned = 0, 3, False
+    rank, world, abandoned, complete_buckets = 0, 3, False, 0
 
     def __init__(self, epoch: int) -> None:
         self.epoch, self.was_cut = epoch, False
@@ -674,3 +674,73 @@ def test_a_rank_that_cannot_listen_regroups_all_the_same() -> None:
     rank.regroup(2)
     assert rank.formed_with == [None]
     rank.membership.park()
+
+
+# --- buckets that are complete ---------------------------------------------------------------------
+
+
+def complete_buckets(rank: Rank, epoch: int) -> int:
+    """What it reports when it is held in this epoch."""
+    rank.membership.hold(epoch)
+    return rank.standings()[-1].complete_buckets
+
+
+def test_a_standing_has_the_number_of_buckets_that_are_complete(rank: Rank) -> None:
+    rank.membership.begin(6)
+    group = rank.membership.group_now()
+    assert group is not None
+    rank.membership.count_complete(group, 2)
+    assert complete_buckets(rank, 1) == 2
+
+
+def test_a_bucket_that_is_complete_after_the_standing_does_not_count(rank: Rank) -> None:
+    """The rank keeps it, but the others do not know that."""
+    rank.membership.begin(6)
+    group = rank.membership.group_now()
+    assert group is not None
+    assert complete_buckets(rank, 1) == 0
+    rank.membership.count_complete(group, 2)
+    rank.regroup(2, share=((0, 6),), micro_batches=6)
+    assert rank.groups[2].complete_buckets == 0
+
+
+def test_once_the_next_group_is_handed_out_only_what_is_complete_on_all_ranks_counts(
+    rank: Rank,
+) -> None:
+    rank.membership.begin(6)
+    first = rank.membership.group_now()
+    assert first is not None
+    rank.membership.count_complete(first, 3)
+    rank.membership.hold(1)
+    rank.regroup(2, share=((2, 4),), micro_batches=6, complete_buckets=1)
+    assert complete_buckets(rank, 2) == 3, "its buffers are not filled anew yet"
+    rank.regroup(3, share=((2, 4),), micro_batches=6, complete_buckets=2)
+    second = rank.membership.wait_group()
+    assert second is rank.groups[3]
+    rank.membership.count_complete(first, 4)
+    rank.membership.count_complete(second, 1)
+    assert complete_buckets(rank, 3) == 2 + 1
+
+
+def test_complete_buckets_count_for_their_own_reduction_only(rank: Rank) -> None:
+    rank.membership.begin(6)
+    rank.membership.hold(1)
+    rank.regroup(2, share=((0, 6),), micro_batches=6, complete_buckets=2)
+    rank.membership.take_more()
+    group = rank.membership.group_now()
+    assert group is not None
+    assert rank.membership.complete(group, VECTOR)
+    assert group.complete_buckets == 0
+    rank.membership.begin(6)
+    assert rank.membership.group_now() is group
+    assert complete_buckets(rank, 2) == 0
+
+
+def test_a_rank_of_a_unit_reports_no_complete_buckets() -> None:
+    """Its groups complete their sums in any order."""
+    rank = Rank(mesh=Mesh(shard=2), world=4)
+    rank.membership.begin(6)
+    group = rank.membership.group_now()
+    assert group is not None
+    rank.membership.count_complete(group, 2)
+    assert complete_buckets(rank, 1) == 0

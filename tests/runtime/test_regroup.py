@@ -3,7 +3,9 @@
 import os
 import random
 import signal
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +219,50 @@ def test_a_death_before_the_others_are_connected(
         ours.regroup()
         ours.finish()
         assert_exact(ours, undisturbed, [0, 1])
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["float", "exact"])
+def test_a_bucket_that_is_complete_on_all_survivors_is_not_summed_again(
+    tmp_path: Path, exact: bool
+) -> None:
+    """The victim does not launch bucket 2 of step 6. The buckets before it hold its gradients."""
+
+    def before(job: Job) -> None:
+        reducer, rank = job._session.reducer, job.rank
+        launch = reducer._launch
+
+        def or_wait(bucket: Any) -> None:
+            step, number = job._session.applied + 1, reducer._plan.buckets.index(bucket)
+            if (step, number, rank) == (6, 2, 2):
+                threading.Event().wait()
+            if step == 6:
+                print(f"launched {number} in {job._session.membership.epoch}", flush=True)
+            launch(bucket)
+
+        reducer._launch = or_wait  # type: ignore[method-assign]
+
+    def train(folder: Path, script: Callable[[Job], None], world: int) -> Agent:
+        folder.mkdir()
+        with agent(folder, lambda: run(script, seed=4, exact_reduction=exact), world) as ours:
+            if world == 3:
+                for rank in (0, 1):
+                    ours.wait_complete_buckets(rank, step=6, count=2)
+                ours.kill(2)
+                assert ours.regroup().complete_buckets == 2
+            ours.finish()
+            return ours
+
+    alone = train(tmp_path / "alone", a_script(), 1)
+    disturbed = train(tmp_path / "disturbed", a_script(before), 3)
+    launched = {
+        epoch: {n for n in range(99) if f"launched {n} in {epoch}\n" in disturbed.output()}
+        for epoch in (1, 2)
+    }
+    assert launched[1] == {0, 1} | launched[2]
+    assert launched[2] == {*range(2, len(launched[1]))} != set()
+    assert_exact(disturbed, entries(alone, 0), [0, 1])
+    if exact:
+        assert states(disturbed) == states(alone)
 
 
 @pytest.mark.parametrize("ahead", [0, 1])

@@ -11,7 +11,7 @@ from simulation.protocol.boundary import Arming
 from simulation.protocol.chunks import Shelves
 from simulation.protocol.membership import KINDS, Membership
 from simulation.protocol.reduction import Reducing, Step
-from simulation.protocol.regrouping import Anew, Backmost, Twice
+from simulation.protocol.regrouping import Anew, AnyComplete, Backmost, Twice
 from simulation.protocol.rules import Rules
 from simulation.protocol.search import Bounds, Found, search, walk
 from simulation.protocol.variants import VARIANTS
@@ -138,6 +138,18 @@ REGROUPS = {
     "the share of a dead rank is given to two": (Step(rules=Twice()), "is taken again"),
     "all micro-batches are shared out anew": (Step(rules=Anew()), "is taken again"),
     "a rank tells only what it holds": (Step(promises=False), "is taken again"),
+    "a bucket that is complete on one rank is not summed again": (
+        Step(steps=1, rules=AnyComplete()),
+        "not summed",
+    ),
+    "a bucket counts as complete although its buffer is filled again": (
+        Step(steps=1, buckets=2, membership=survivors.count_with(survivors.Overcounted)),
+        "not summed",
+    ),
+    "a complete bucket counts for the next reduction": (
+        Step(membership=survivors.count_with(survivors.NeverOver)),
+        "not summed",
+    ),
 }
 
 
@@ -155,7 +167,7 @@ def test_a_vector_that_is_not_keyed_by_its_epoch_is_caught() -> None:
     model = Reducing(Step(keyed=False))
     found = search(model, model.start(4), Bounds(delays=0, seconds=AMPLE))
     print(f"{found.broken or 'nothing broken'} ({found.states} states)")
-    assert "applied sums of several epochs" in found.broken
+    assert "newer than their vector" in found.broken
 
 
 def test_what_is_committed_stays_readable_until_it_is_retired() -> None:

@@ -226,7 +226,7 @@ def continue_epoch(
     following = with_newcomers(list_staying(epoch), joining, epoch.slots_together)
     former = _list_former(epoch, following, joining)
     some = next(standings[rank] for rank in former if rank is not None)
-    fresh = replace(some, share=None, micro_batches=0, passes=0, endpoint="")
+    fresh = replace(some, share=None, micro_batches=0, passes=0, endpoint="", complete_buckets=0)
     plan = plan_regroup(
         {rank: fresh if was is None else standings[was] for rank, was in enumerate(former)},
         epoch.mesh,

@@ -4,7 +4,8 @@ Every survivor has reported its standing: which reductions of the epoch are comp
 which micro-batches of the next reduction it holds or will compute. It keeps these; the
 micro-batches of the lost members are shared out (`share_rules.py`). If one survivor holds a vector
 that others lack, the others hold the sums to which it belongs, because the vector is reduced last.
-So the vector is handed on, and nobody copies state. If ranks form units, the survivors are the
+So the vector is handed on, and nobody copies state. A bucket whose sum every survivor holds is not
+summed again: the sum contains what the lost members have computed. If ranks form units, the survivors are the
 units that have lost no rank (`unit_losses.py`); the living ranks of the other units are ended
 first.
 """
@@ -50,6 +51,8 @@ class Plan:
     """Rank that has not begun → what the ranks that compute the same micro-batches began with."""
     endpoints: Mapping[int, str] = field(default_factory=dict)
     """Rank → where the others reach it to form the next group; empty: not known of all."""
+    complete_buckets: int = 0
+    """As in `wire.Regroup`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,6 +307,7 @@ def build_in_place(epoch: EpochLevel, plan: Plan, before: Sequence[int]) -> InPl
         passes=tuple(plan.passes[epoch.mesh.unit_of(r)] for r in heads) if plan.passes else (),
         begun=tuple(BegunBefore(rank=r, share=b.share, passes=b.passes) for r, b in begun.items()),
         endpoints=tuple(plan.endpoints[rank] for rank in before) if plan.endpoints else (),
+        complete_buckets=plan.complete_buckets,
     )
 
 
@@ -342,6 +346,7 @@ def plan_regroup(standings: Mapping[int, Standing], mesh: Mesh = ONE_RANK) -> De
         behind=behind,
         vector=vector if behind else "",
         endpoints=endpoints if all(endpoints.values()) else {},
+        complete_buckets=0 if behind else min(s.complete_buckets for s in standings.values()),
     )
     begun = {
         r: share_rules.Begun.of(ahead[r].share, ahead[r].passes) if r in ahead else None

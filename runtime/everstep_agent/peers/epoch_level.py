@@ -122,6 +122,7 @@ class InPlace:
     """For ranks that have not begun, although others that compute the same micro-batches have."""
     endpoints: tuple[str, ...] = ()
     """By rank of this epoch; empty: not all are known."""
+    complete_buckets: int = 0
 
     def find_begun(self, rank: int) -> BegunBefore | None:
         return next((b for b in self.begun if b.rank == rank), None)

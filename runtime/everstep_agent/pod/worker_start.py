@@ -115,6 +115,7 @@ def build_regroup(local: int, level: EpochLevel, mine: EpochMember) -> wire.Regr
         begun=begun.share if begun else None,
         begun_passes=begun.passes if begun else 0,
         endpoints=place.endpoints,
+        complete_buckets=place.complete_buckets,
     )
 
 

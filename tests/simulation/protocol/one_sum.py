@@ -52,9 +52,11 @@ def alike(after: Gang, was: Rank, rank: Rank) -> str:
     if rank.reduced > was.reduced:
         if was.kept.held:
             return f"rank {rank.number} has reduction {was.reduced}, and told that it has not"
-        *epochs, number = rank.last
-        if len(set(epochs)) > 1 or number != was.reduced:
-            return f"rank {rank.number} applied sums of several epochs or reductions: {rank.last}"
+        *epochs, vector, number = rank.last
+        if 0 in epochs:
+            return f"rank {rank.number} applied a bucket that was not summed: {rank.last}"
+        if max(epochs) > vector or number != was.reduced:
+            return f"rank {rank.number} applied sums that are newer than their vector: {rank.last}"
         for other in others:
             if other.reduced == rank.reduced and other.last != rank.last:
                 return f"ranks {rank.number} and {other.number} applied different sums"

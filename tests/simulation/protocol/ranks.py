@@ -28,6 +28,8 @@ class Rank(NamedTuple):
     """How many of these collectives are complete on this rank; one thread runs them one after the
     other.
     """
+    first: int = 0
+    """The first bucket that it launched there; the others were complete."""
     sums: tuple[int, ...] = ()
     """Epoch of the sum in each bucket of the reduced copy; 0: none."""
     reduced: int = 0

@@ -116,7 +116,7 @@ class Reducing:
         entered, _ = self._act(rank, "regroup", frame)
         orders = tuple(o for o in world.orders if o != (rank.number, frame))
         after = with_rank(world, entered._replace(told=None))._replace(orders=orders)
-        return _form(after, frame.epoch)
+        return _form(after, frame)
 
     # --- the coordinator ---------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ class Reducing:
             yield Move("begins", rank.number, None, with_rank(world, begun))
         elif rank.at == LOOP and not rank.sent:
             yield from self._compute(world, rank)
-        elif rank.at == LOOP and rank.done < len(self.order):
+        elif rank.at == LOOP and rank.done < len(self._list_collectives(rank)):
             yield from self._reduce(world, rank)
         elif rank.at == LOOP:
             yield self._end(world, rank)
@@ -198,9 +198,8 @@ class Reducing:
         if rank.todo or kept.more:
             rank, more = self._act(rank, "take_more")
             rank = rank._replace(todo=(), held=rank.held.union(rank.todo, more))
-            _, group = self._act(rank, "group_now")
-            launched = rank._replace(sent=group.epoch if group is not None else 0)
-            yield Move("computes", rank.number, None, with_rank(world, launched))
+            computed = self._launch(rank, "group_now")
+            yield Move("computes", rank.number, None, with_rank(world, computed))
         else:
             yield from self._wait(world, rank)
 
@@ -210,17 +209,31 @@ class Reducing:
         if kept.rescue is not None and self._may_take(kept):
             yield self._come_out(world, rank)
         elif kept.group and not kept.held:
-            launched = rank._replace(sent=kept.group)
+            launched = self._launch(rank, "wait_group")
             yield Move("sends", rank.number, None, with_rank(world, launched))
+
+    def _launch(self, rank: Rank, name: str) -> Rank:
+        """Launch the sums if the call returns a group: the buffers are filled anew."""
+        after, group = self._act(rank, name)
+        if group is None:
+            return after
+        first = after.kept.of_group
+        sums = (*rank.sums[:first], *(0 for _ in rank.sums[first:]))
+        return after._replace(sent=group.epoch, first=first, sums=sums)
+
+    def _list_collectives(self, rank: Rank) -> list[int | str]:
+        return [one for one in self.order if isinstance(one, str) or one >= rank.first]
 
     def _reduce(self, world: Gang, rank: Rank) -> Iterator[Move]:
         members = self._list_summing(world, rank)
         everyone = [r for r in world.ranks + world.dead if r.number in members]
         if all(_has_begun(r, rank) for r in everyone):
-            what, sums = self.order[rank.done], rank.sums
+            what, sums, reduced = self._list_collectives(rank)[rank.done], rank.sums, rank
             if isinstance(what, int):
                 sums = (*sums[:what], rank.sent, *sums[what + 1 :])
-            reduced = rank._replace(done=rank.done + 1, sums=sums)
+                here = what + 1 - rank.first
+                reduced, _ = self._act(rank, "count_complete", rank.sent, here)
+            reduced = reduced._replace(done=rank.done + 1, sums=sums)
             yield Move("holds the sum of", rank.number, what, with_rank(world, reduced))
         if self._is_cut(world, rank.sent):
             failed, _ = self._act(rank, "fail", rank.sent)
@@ -242,7 +255,7 @@ class Reducing:
         """After the regroup: the rank receives the vector, or repeats the reduction."""
         after, value = self._act(rank, "take_rescue")
         if value is None:
-            again = after._replace(at=LOOP, sent=0, done=0, sums=(0,) * self.step.buckets)
+            again = after._replace(at=LOOP, sent=0, done=0, first=0)
             return Move("takes again", rank.number, rank.reduced, with_rank(world, again))
         if 0 in rank.sums:
             lacks = after._replace(lacks=True)
@@ -253,7 +266,7 @@ class Reducing:
     def _deliver(self, rank: Rank, vector: tuple[int, int]) -> Rank:
         ends = (rank.reduced + 1) % self.step.loops == 0
         return rank._replace(
-            at=APPLYING if ends else BETWEEN, todo=(), held=frozenset(), sent=0, done=0, sums=(),
+            at=APPLYING if ends else BETWEEN, todo=(), held=frozenset(), sent=0, done=0, first=0, sums=(),
             reduced=rank.reduced + 1, last=(*rank.sums, *vector),
         )  # fmt: skip
 
@@ -276,8 +289,9 @@ def _has_begun(other: Rank, rank: Rank) -> bool:
     return other.sent == rank.sent and other.done >= rank.done
 
 
-def _form(world: Gang, epoch: int) -> Gang:
+def _form(world: Gang, frame: wire.Regroup) -> Gang:
     """The group exists once every member has entered the epoch and is alive."""
+    epoch, complete = frame.epoch, frame.complete_buckets
     members = world.members[epoch - 1]
     here = {r.number for r in world.ranks if r.kept.epoch == epoch}
     if len(here) == len(world.ranks):  # what the dead sent in former epochs no longer matters
@@ -287,7 +301,8 @@ def _form(world: Gang, epoch: int) -> Gang:
         return world
     return world._replace(
         ranks=tuple(
-            r._replace(kept=r.kept._replace(group=epoch, newest=epoch)) for r in world.ranks
+            r._replace(kept=r.kept._replace(group=epoch, newest=epoch, of_group=complete))
+            for r in world.ranks
         )
     )
 

@@ -54,7 +54,7 @@ class Planned:
         self.plan = plan
         self._key = (
             plan.applied, plan.reductions, plan.micro_batches, tuple(sorted(plan.shares.items())),
-            plan.behind, plan.vector, tuple(sorted(plan.passes.items())),
+            plan.behind, plan.vector, plan.complete_buckets, tuple(sorted(plan.passes.items())),
             tuple(sorted((r, b.share, b.passes) for r, b in plan.begun.items())),
         )  # fmt: skip
 
@@ -111,6 +111,16 @@ class Anew(Rules):
             shared = share_rules.share_out(nothing, decision.micro_batches)
             assert isinstance(shared, share_rules.Shared)
             return replace(decision, shares=shared.shares)
+        return decision
+
+
+class AnyComplete(Rules):
+    """Variant: buckets that are complete on one survivor are not summed again."""
+
+    def plan(self, decision, reports):  # type: ignore[no-untyped-def]
+        if isinstance(decision, Plan):
+            told = [w.standing for r in reports for w in r.workers if w.standing is not None]
+            return replace(decision, complete_buckets=max(s.complete_buckets for s in told))
         return decision
 
 

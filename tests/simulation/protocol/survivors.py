@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from everstep.complete_buckets import CompleteBuckets
 from everstep.membership import Membership
 from everstep.shares import Pass
 from everstep_contract import wire
@@ -26,6 +27,7 @@ class Group:
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
+        self.complete_buckets = 0
 
     def all_reduce(self, tensor: Any) -> Any:
         raise AssertionError("the model has collectives of its own")
@@ -71,6 +73,13 @@ class Kept(NamedTuple):
     lost_unit: str = ""
     shard: int = 1
     tensor: int = 1
+    buckets: int = 0
+    """The field of `CompleteBuckets`."""
+    launched: int = 0
+    """The group in which the sums were launched last."""
+    of_group: int = 0
+    """`complete_buckets` of `group`, and of `launched`."""
+    of_launched: int = 0
 
 
 class Done(NamedTuple):
@@ -113,6 +122,31 @@ class EarlyMark(Membership):
         return next((epoch for last, epoch in self._ended if step <= last), self.epoch)
 
 
+class Overcounted(CompleteBuckets):
+    """A variant: buckets still count as complete when their buffers are filled for the next group."""
+
+    def launch(self, group: Any) -> None:
+        buckets = self.buckets
+        super().launch(group)
+        self.buckets = max(self.buckets, buckets)
+
+
+class NeverOver(CompleteBuckets):
+    """A variant: the buckets of a reduction count for the next one, too."""
+
+    def end(self, group: Any) -> None:
+        pass
+
+
+def count_with(kind: type[CompleteBuckets]) -> type[Membership]:
+    class Counting(Membership):
+        def __init__(self, *args: Any, **more: Any) -> None:
+            super().__init__(*args, **more)
+            self._complete = kind()
+
+    return Counting
+
+
 @lru_cache(maxsize=1 << 18)
 def act(kind: type[Membership], kept: Kept, name: str, *args: Any) -> Done:
     """Call a method. Returns the state that it leaves, its result, and what it sends. An argument
@@ -125,6 +159,8 @@ def act(kind: type[Membership], kept: Kept, name: str, *args: Any) -> Done:
         result = None
     elif name == "complete":
         result = membership.complete(GROUPS[args[0]], np.array(args[1], np.float64))
+    elif name == "count_complete":
+        result = membership.count_complete(GROUPS[args[0]], args[1])  # type: ignore[func-returns-value]
     elif name == "fail":
         result = membership.fail(GROUPS[args[0]])  # type: ignore[func-returns-value]
     else:
@@ -142,6 +178,10 @@ def _restore(kind: type[Membership], kept: Kept, send: Callable[[Any], None]) ->
         start, GROUPS[kept.newest], send=send, form=lambda frame, endpoint: GROUPS[frame.epoch]
     )
     made._group = GROUPS[kept.group] if kept.group else None
+    GROUPS[kept.launched].complete_buckets = kept.of_launched
+    GROUPS[kept.group].complete_buckets = kept.of_group
+    made._complete.buckets = kept.buckets
+    made._complete._group = GROUPS[kept.launched] if kept.launched else None
     made._ended, made._reductions = list(kept.ended), kept.reductions
     made._vector = None if kept.vector is None else np.array(kept.vector, np.float64)
     made._begun = None if kept.begun is None else list(map(_pass, kept.begun))
@@ -159,7 +199,13 @@ def _capture(made: Membership) -> Kept:
         tuple(made._ended), made._reductions, _freeze(made._vector), _freeze(made._begun),
         made._micro_batches, _freeze(made._more), _freeze(made._assigned), _freeze(made._rescue),
         made._held, made._apart, made._lost_unit, made.mesh.shard, made.mesh.tensor,
+        made._complete.buckets, _epoch(made._complete._group),
+        _complete(made._group), _complete(made._complete._group),
     )  # fmt: skip
+
+
+def _complete(group: Any) -> int:
+    return group.complete_buckets if group is not None else 0
 
 
 def _epoch(group: Any) -> int:

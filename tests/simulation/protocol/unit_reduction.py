@@ -159,8 +159,7 @@ class UnitReducing(Reducing):
         rank = rank._replace(passes=(*rank.passes, made), todo=tuple(todo), held=held, inside=False)
         if todo:
             return rank
-        _, group = self._act(rank, "group_now")
-        return rank._replace(sent=group.epoch if group is not None else 0)
+        return self._launch(rank, "group_now")
 
     def _with_unit(
         self, world: Gang, rank: Rank, place: tuple[int, int], kind: str, after: Rank
@@ -178,7 +177,7 @@ class UnitReducing(Reducing):
 
     def _list_summing(self, world: Gang, rank: Rank) -> tuple[int, ...]:
         members = world.members[rank.sent - 1]
-        over = Over.REPLICAS if isinstance(self.order[rank.done], int) else None
+        over = Over.REPLICAS if isinstance(self._list_collectives(rank)[rank.done], int) else None
         ranks = list_sums(self.mesh, members.index(rank.number), len(members))[over]
         return tuple(members[r] for r in ranks)
 
