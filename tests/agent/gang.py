@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from everstep_agent import logline, storage
 from everstep_agent.agent import Agent
@@ -65,7 +65,7 @@ class Gang:
         self._poster: asyncio.Task[None] | None = None
         (tmp_path / "store").mkdir(exist_ok=True)
 
-    async def __aenter__(self) -> "Gang":
+    async def __aenter__(self) -> Self:
         if os.environ.get("GANG_DUMP"):
             asyncio.get_running_loop().call_later(float(os.environ["GANG_DUMP"]), dump_tasks)
         for slot in range(self.count):

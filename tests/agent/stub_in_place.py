@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-import stub_worker
+import stub_worker  # type: ignore[import-not-found]
 from stub_worker import Broken
 
 from everstep_contract import position, wire

@@ -125,5 +125,9 @@ def test_the_password_of_an_endpoint_is_not_shown() -> None:
 
 def test_only_errors_that_may_pass_are_worth_another_try() -> None:
     transient = {c.kind for c in (errors.Unreachable, errors.Conflict, errors.NoSpace)}
-    every = [errors.StoreError, *errors.StoreError.__subclasses__(), errors.Conflict]
+    every: list[type[errors.StoreError]] = [
+        errors.StoreError,
+        *errors.StoreError.__subclasses__(),
+        errors.Conflict,
+    ]
     assert {c.kind for c in every if c.transient} == transient

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from tests.job_builders import NOW, a_pod, a_seen, a_slot, an_end, an_observation
 
 from everstep_contract import levels
 from everstep_contract.report import CODE_OR_DATA, FOR_GOOD, OF_THE_POD, Cause
@@ -12,6 +11,7 @@ from everstep_operator.jobs.observed import Observed
 from everstep_operator.jobs.plan import plan
 from everstep_operator.jobs.restarts import FREE
 from everstep_operator.jobs.wanted import build_wanted
+from job_builders import NOW, a_pod, a_seen, a_slot, an_end, an_observation
 
 DEATH = levels.DeviceDeath(id="1.1.1.0.2", slot=1, attempt=1, message="ECC error", age_ms=4000)
 

@@ -91,7 +91,11 @@ def test_what_the_readme_calls_sent_is_sent_and_what_it_calls_refused_is_refused
     intervals = {"checkpoint.everySteps", "checkpoint.everySeconds"}
     assert sent == set(EDITS) | intervals | {"checkpoint.pin"}
     refused = {f for f, says in table.items() if says.startswith("refused")}
-    parts = {"workers": model.Workers, "checkpoint": model.Checkpoint, "parallelism": Parallelism}
+    parts: dict[str, Any] = {
+        "workers": model.Workers,
+        "checkpoint": model.Checkpoint,
+        "parallelism": Parallelism,
+    }
     immutable = {
         f"{at}{rule.at}"
         for at, kind in parts.items()

@@ -100,4 +100,5 @@ async def main(tier: str, trouble: str, told: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:4], Path(sys.argv[4])))
+    tier, trouble, told, folder = sys.argv[1:]
+    asyncio.run(main(tier, trouble, told, Path(folder)))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import torch.distributed as dist
@@ -82,7 +82,7 @@ def test_gloo_forms_its_group_with_one_exchange(meshes: list[Mesh]) -> None:
 
     def go(rank: int) -> dict[int, bytes] | None:
         keys = MeshStore(meshes[rank], LIMIT)
-        made = dist.ProcessGroupGloo(keys, rank, 3, LIMIT)
+        made: Any = dist.ProcessGroupGloo(keys, rank, 3, LIMIT)
         made.barrier().wait()
         meshes[rank].send(b"next")
         return meshes[rank].receive()

@@ -1006,12 +1006,18 @@ def test_zero_grad_where_scripts_have_it(
     assert torch.equal(trial.model.bias, plain.model.bias)
 
 
+def gradient(trial: Trial) -> torch.Tensor:
+    found = trial.model.weight.grad
+    assert found is not None
+    return found.clone()
+
+
 def test_a_gradient_may_be_added_to_that_of_the_global_batch(trial: Trial) -> None:
     """After the loop, where each rank computes the same. The next step drops it, as all that are left."""
     for step in trial.job.steps(until=3):
         assert trial.model.weight.grad is None
         sum_gradients(trial, step)
-        of_batch = trial.model.weight.grad.clone()
+        of_batch = gradient(trial)
         compute_apart(trial)
         assert torch.equal(trial.model.weight.grad, of_batch + 1)
         trial.optimizer.step()

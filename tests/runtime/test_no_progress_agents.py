@@ -10,6 +10,7 @@ import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,7 +108,7 @@ def lose_all_packets(job: Job) -> None:
     """Let the kernel drop everything that the others send this rank over the group's connections, including
     acknowledgements. Later connections work.
     """
-    group = job._session.membership.group
+    group: Any = job._session.membership.group
     drop_all = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))
     program = struct.pack("@HP", 1, ctypes.addressof(drop_all))
     for one in (*group._sockets, *group.mesh.sockets):

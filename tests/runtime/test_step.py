@@ -9,7 +9,7 @@ import time
 import tracemalloc
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,13 @@ def gradient_of(trial: Trial, samples: Any, weights: list[float] | None = None) 
 
 def first_step(trial: Trial) -> Any:
     return next(iter(trial.job.steps(until=3)))
+
+
+def evaluation(trial: Trial) -> Generator[Any, None, None]:
+    """An evaluation that the test may close, as a script's `break` does."""
+    found = trial.job.evaluate(trial.data)
+    assert isinstance(found, Generator)
+    return found
 
 
 def test_the_gradient_is_that_of_the_global_batch(trial: Trial) -> None:
@@ -575,7 +582,7 @@ def test_a_scope_within_another_ends_in_that_one(trial: Trial) -> None:
 def test_scopes_that_end_in_another_order_leave_the_step(trial: Trial) -> None:
     step = first_step(trial)
     trial.take(step)
-    first, second = trial.job.evaluate(trial.data), trial.job.evaluate(trial.data)
+    first, second = evaluation(trial), evaluation(trial)
     with torch.enable_grad():
         next(first), next(second)
         first.close()
@@ -649,7 +656,7 @@ def test_so_does_an_evaluation_before_the_steps(trial: Trial) -> None:
 
 def test_an_evaluation_that_began_before_the_steps_ends_where_they_begin(trial: Trial) -> None:
     before = torch.get_rng_state()
-    abandoned = trial.job.evaluate(trial.data)
+    abandoned = evaluation(trial)
     next(abandoned)
     for step in trial.job.steps(until=1):
         assert torch.is_grad_enabled()
@@ -664,7 +671,7 @@ def test_an_evaluation_that_the_script_does_not_end_ends_with_its_step(trial: Tr
         assert torch.is_grad_enabled()
         trial.take(step)
         before = torch.get_rng_state()
-        abandoned = trial.job.evaluate(trial.data)
+        abandoned = evaluation(trial)
         next(abandoned)
     assert torch.is_grad_enabled()
     assert torch.equal(torch.get_rng_state(), before)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 from everstep_agent.peers.client import PeerClient, PeerError
@@ -134,7 +134,7 @@ class Cluster:
             return
         await self.replace(pod.slot)
 
-    def _begin(self, work: "asyncio.Coroutine[None, None, None]") -> None:
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
