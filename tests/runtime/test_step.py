@@ -696,7 +696,9 @@ def test_an_evaluation_is_divided_among_the_ranks_that_there_are_after_a_loss(tr
     trial.take(step)
     membership.hold(1)
     found: list[Any] = []
-    evaluation = threading.Thread(target=lambda: found.extend(trial.job.evaluate(trial.data)))
+    evaluation = threading.Thread(
+        target=lambda: found.extend(trial.job.evaluate(trial.data)), daemon=True
+    )
     evaluation.start()
     evaluation.join(0.05)
     assert not found, "it is not known yet who evaluates"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from everstep_recovery import environments, plot, results, table
+from everstep_recovery import environments, plot, results, table, workload
 from everstep_recovery.faults import FAULTS
 from everstep_recovery.processes import RunFailed
 from everstep_recovery.running import Plan, play
@@ -25,13 +25,15 @@ LIMIT_SECONDS = 120.0
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that started processes end, too
+    os.environ[workload.LAYERS] = str(options.layers)
     known = {_cell(row) for row in results.read(RESULTS)}
     asked = [s for s in SYSTEMS if s.title in (options.only or ())]
     chosen = asked or [s for s in SYSTEMS if not s.variant and (options.full or not s.dear)]
     runs = [(fault, run) for fault in options.faults for run in range(options.runs)]
     cells = [(s, fault, run) for fault, run in runs for s in chosen if not _why_not(s, fault)]
     random.Random(options.seed).shuffle(cells)
-    left = [c for c in cells if (c[0].title, options.ranks, c[1], c[2]) not in known]
+    same = (options.ranks, options.layers)
+    left = [c for c in cells if (c[0].title, *same, c[1], c[2]) not in known]
     if len(left) < len(cells):
         print(
             f"{len(cells) - len(left)} of {len(cells)} runs are in {RESULTS} already; delete it to begin anew"
@@ -45,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             flush=True,
         )
         results.append(RESULTS, _play(system, fault, run, options))
-    _show(results.read(RESULTS), chosen, options)
+    of_model = [row for row in results.read(RESULTS) if _layers(row) == options.layers]
+    _show(of_model, chosen, options)
     return 0
 
 
@@ -78,14 +81,18 @@ def _show(rows: Sequence[Row], chosen: Sequence[System], options: argparse.Names
     print(f"every run: {RESULTS}; for a README: {TABLE}, {PICTURE}")
 
 
-def _cell(row: Row) -> tuple[str, int, str, int]:
-    return table.name(row), row["ranks"], row["fault"], row["run"]
+def _cell(row: Row) -> tuple[str, int, int, str, int]:
+    return table.name(row), row["ranks"], _layers(row), row["fault"], row["run"]
+
+
+def _layers(row: Row) -> int:
+    return int(row.get("layers", workload.FEW_LAYERS))
 
 
 def _play(system: System, fault: str, run: int, options: argparse.Namespace) -> Row:
     head = {
         "system": system.name, "settings": system.settings, "fault": fault,
-        "ranks": options.ranks, "run": run, "problem": "",
+        "ranks": options.ranks, "layers": options.layers, "run": run, "problem": "",
     }  # fmt: skip
     plan = Plan(ranks=options.ranks, limit=options.limit, seed=options.seed + run, fault=fault)
     try:
@@ -99,6 +106,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     full = os.environ.get("FULL") == "1"
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument(
+        "--layers", type=int, default=workload.FEW_LAYERS, help="of about 1 MiB each, in the model"
+    )
     parser.add_argument("--runs", type=int, default=7 if full else 3, help="of each system")
     parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds after a fault")
     parser.add_argument(

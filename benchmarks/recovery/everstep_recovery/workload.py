@@ -12,7 +12,11 @@ import torch
 
 from everstep_recovery import layers
 
-WIDTH, LAYERS = 512, 12
+WIDTH = 512
+LAYERS = "EVERSTEP_RECOVERY_LAYERS"
+"""Environment variable: how many layers of about 1 MiB the model has."""
+FEW_LAYERS = 12
+"""Unless that is set: the gradients of these fit into one bucket."""
 MICRO_BATCH = 32
 MICRO_BATCHES = 2
 """Micro-batches per rank and step, at full size."""
@@ -44,7 +48,11 @@ class Numbers(torch.utils.data.Dataset[tuple[int, torch.Tensor]]):
 
 
 def build_model() -> torch.nn.Module:
-    return layers.build_model(WIDTH, LAYERS)
+    return layers.build_model(WIDTH, read_layers())
+
+
+def read_layers() -> int:
+    return int(os.environ.get(LAYERS, FEW_LAYERS))
 
 
 def read_shard() -> int:

@@ -111,8 +111,10 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def _build(_: argparse.Namespace) -> int:
+def _build(options: argparse.Namespace) -> int:
     build.ensure_all((build.CONTROL_PLANE, build.OBJECT_STORE), _say)
+    if options.helm:
+        build.ensure_helm(_say)
     return 0
 
 
@@ -195,6 +197,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_up(commands.add_parser("up", help="start the lab; builds its binaries the first time"))
     ahead = commands.add_parser("build", help="only build the lab's binaries")
+    ahead.add_argument(
+        "--helm", action="store_true", help="also helm, if there is none on the PATH"
+    )
     ahead.set_defaults(run=_build)
     fault = commands.add_parser("fault", help="break a GPU, an exporter or a node")
     fault.add_argument("node", metavar="NODE", help="name of the node, such as node-2")
