@@ -22,6 +22,7 @@ from everstep import device, group_sockets
 from everstep.last_sum import (
     OF_SCRIPT,
     THE_END,
+    CompleteSums,
     DirectSum,
     LastSum,
     Look,
@@ -65,13 +66,18 @@ class Group(Protocol):
     former group.
     """
 
+    def begin_sums(self, note: Note) -> None:
+        """Begin the sums of a reduction. `note` is called with the number of those that are complete on
+        this rank; from any thread.
+        """
+
     def all_reduce(self, tensor: torch.Tensor, over: Over | None = None) -> Any:
         """Start a sum in place, over all ranks or those that `over` names. None: the group is broken."""
 
-    def start_last(self, works: Sequence[Any], numbers: torch.Tensor, note: Note = ignore) -> Any:
-        """Start the sum of a few kilobytes that is complete only if `works` are complete on every
-        rank. The result's attribute `own`: they are complete on this rank. `note` is called with
-        the number of complete ones. None: the group is broken.
+    def start_last(self, works: Sequence[Any], numbers: torch.Tensor) -> Any:
+        """Start the sum of a few kilobytes that is complete only if `works`, the sums of this reduction,
+        are complete on every rank. The result's attribute `own`: they are complete on this rank. None: the
+        group is broken.
         """
 
     def wait(self, works: Sequence[Any]) -> bool:
@@ -118,12 +124,13 @@ class LocalGroup:
         self.complete_buckets = 0
         self._cut = threading.Event()
 
+    def begin_sums(self, note: Note) -> None:
+        pass
+
     def all_reduce(self, tensor: torch.Tensor, over: Over | None = None) -> Any:
         return None if self._cut.is_set() else tensor
 
-    def start_last(
-        self, works: Sequence[Any], numbers: torch.Tensor, note: Note = ignore
-    ) -> "_Alone | None":
+    def start_last(self, works: Sequence[Any], numbers: torch.Tensor) -> "_Alone | None":
         return _Alone(numbers) if self.wait(works) and not self._cut.is_set() else None
 
     def wait(self, works: Sequence[Any]) -> bool:
@@ -192,6 +199,10 @@ class TorchGroup:
         self._cut_at: float | None = None
         self.abandoned = False
         self.complete_buckets = 0
+        self._complete: CompleteSums | None = None
+        """Counts the sums of the reduction whose buckets are being launched. It refers to this group, so
+        it may not stay here.
+        """
         self._group = made
         self._over_nccl = torch.cuda.is_available()
         self._launching = threading.Lock()
@@ -199,28 +210,37 @@ class TorchGroup:
         self._newest: Any = None
         """The operation that was launched last; gloo's only thread runs them in this order."""
 
+    def begin_sums(self, note: Note) -> None:
+        self._complete = CompleteSums(self.cut, note)
+
     def all_reduce(self, tensor: torch.Tensor, over: Over | None = None) -> Any:
+        work = self._start_sum(tensor, over)
+        if work is not None and not isinstance(work, _OnDevice):
+            self._complete = self._complete or CompleteSums(self.cut)
+            self._complete.follow(work)
+        return work
+
+    def _start_sum(self, tensor: torch.Tensor, over: Over | None = None) -> Any:
         group = self._group if over is None else self._sums.get(over, self._group)
         work = self._launch(lambda: group.allreduce([tensor]))
         return _OnDevice(work, group) if work is not None and tensor.is_cuda else work
 
-    def start_last(
-        self, works: Sequence[Any], numbers: torch.Tensor, note: Note = ignore
-    ) -> LastSum | None:
+    def start_last(self, works: Sequence[Any], numbers: torch.Tensor) -> LastSum | None:
+        complete, self._complete = self._complete or CompleteSums(self.cut), None
         if self._cut_at is not None or any(work is None for work in works):
             self._wait_returned(works)
             return None
         last: LastSum
         if self.mesh is not None and fits(numbers):
-            last = DirectSum(works, self.cut, note, numbers, self.rank, self.mesh)
+            last = DirectSum(works, complete, numbers, self.rank, self.mesh)
             self._sent = last.sent
         else:
-            last = QueuedSum(works, self.cut, note, numbers, self.world)
+            last = QueuedSum(works, complete, numbers, self.world)
         # gloo's thread runs it after the buckets only if they are sums of the same group.
         last.late = _on_device(works) or (self.unit is not None and isinstance(last, QueuedSum))
         if not last.late:
-            last.follow()
-            last.launch(self.all_reduce)
+            last.follow(complete)
+            last.launch(self._start_sum)
         return last
 
     def _launch(self, start: Callable[[], Any]) -> Any:
@@ -255,10 +275,11 @@ class TorchGroup:
 
     def add_up(self, numbers: torch.Tensor) -> torch.Tensor | None:
         if self.mesh is None or not fits(numbers):
-            return numbers if self.wait([self.all_reduce(numbers)]) else None
-        last = DirectSum((), self.cut, ignore, numbers, self.rank, self.mesh, OF_SCRIPT)
+            return numbers if self.wait([self._start_sum(numbers)]) else None
+        sums = CompleteSums(self.cut)
+        last = DirectSum((), sums, numbers, self.rank, self.mesh, OF_SCRIPT)
         self._wait_sent()
-        last.follow()
+        last.follow(sums)
         return last.end(self._ends, _look_at_nothing)
 
     def tell_end(self) -> None:
@@ -273,9 +294,11 @@ class TorchGroup:
 
     def _end_last(self, last: Any) -> torch.Tensor | None:
         # NCCL calls back at an operation's launch, so the main thread checks when it is complete.
-        if last is not None and last.late and self.wait(last.buckets, last.note):
-            last.complete()
-            last.launch(self.all_reduce)
+        if last is not None and last.late:
+            note = last.note if _on_device(last.buckets) else ignore
+            if self.wait(last.buckets, note):
+                last.complete()
+                last.launch(self._start_sum)
         found: torch.Tensor | None = last.end(self._ends, self._look) if last is not None else None
         return found
 
@@ -325,7 +348,7 @@ class TorchGroup:
         operation, and one may never return.
         """
         left = [self._group, self._newest, self._sums]
-        self._group, self._newest, self._sums = None, None, {}
+        self._group, self._newest, self._sums, self._complete = None, None, {}, None
         threading.Thread(target=left.clear, name="everstep-group-end", daemon=True).start()
 
     def leave(self) -> bool:

@@ -34,51 +34,70 @@ def ignore(complete: int) -> None:
     """A `Note` that does nothing."""
 
 
+class CompleteSums:
+    """Counts the sums of one reduction that are complete on this rank, from their launch on, in gloo's
+    thread. Each torch group has a thread that calls back.
+
+    Args:
+        cut: makes every operation of the group fail; from any thread.
+    """
+
+    def __init__(self, cut: Callable[[], None], note: Note = ignore) -> None:
+        self.cut, self.note = cut, note
+        self._counting = threading.Lock()
+        self._complete = 0
+        self._all: int | None = None
+        """How many there are; None: not all are launched."""
+        self._then: Callable[[], None] = lambda: None
+
+    def follow(self, work: Any) -> None:
+        """Count this operation once it is complete."""
+        work.get_future().add_done_callback(self._count)
+
+    def _count(self, over: Any) -> None:
+        try:
+            over.value()
+        except RuntimeError:
+            self.cut()
+            return
+        with self._counting:
+            self._complete += 1
+            complete = self._complete
+            self.note(complete)
+            are_all = complete == self._all
+        if are_all:
+            self._then()
+
+    def when_all(self, count: int, then: Callable[[], None]) -> None:
+        """Call `then` once so many are complete: in gloo's thread, or here if they are complete already."""
+        with self._counting:
+            self._all, self._then = count, then
+            are_all = self._complete == count
+        if are_all:
+            then()
+
+
 class LastSum:
     """The last sum of one reduction.
 
     Args:
         buckets: the operations before it.
-        cut: makes every operation of the group fail; from any thread.
+        sums: counts these operations, unless the main thread waits for them. It is not kept here: it
+            refers to this object, and to the group.
     """
 
-    def __init__(self, buckets: Sequence[Any], cut: Callable[[], None], note: Note) -> None:
-        self.buckets, self._cut, self._note = buckets, cut, note
-        self.counted = 0
-        """How many of the sums before it are complete on this rank."""
-        self._counting = threading.Lock()
-        """Each torch group has a thread that calls back."""
+    def __init__(self, buckets: Sequence[Any], sums: CompleteSums) -> None:
+        self.buckets, self._cut, self.note = buckets, sums.cut, sums.note
         self.late = False
         """The main thread launches it, once it has seen that all sums before it are complete."""
         self.own = False
         """All sums before it are complete on this rank."""
 
-    def follow(self) -> None:
+    def follow(self, sums: CompleteSums) -> None:
         """Have gloo's thread call `complete` after the last bucket; if all buckets are
         complete already, call it here.
         """
-        buckets = self.buckets
-        for work in buckets:
-            work.get_future().add_done_callback(lambda over: self._count(over, len(buckets)))
-        if not buckets:
-            self.complete()
-
-    def _count(self, over: Any, buckets: int) -> None:
-        try:
-            over.value()
-        except RuntimeError:
-            self._cut()
-            return
-        with self._counting:
-            complete = self.counted + 1
-            self.note(complete)
-        if complete == buckets:
-            self.complete()
-
-    def note(self, complete: int) -> None:
-        """Note how many of the buckets are complete."""
-        self.counted = complete
-        self._note(complete)
+        sums.when_all(len(self.buckets), self.complete)
 
     def complete(self) -> None:
         """Called when every bucket's sum is complete on this rank."""
@@ -109,14 +128,13 @@ class DirectSum(LastSum):
     def __init__(
         self,
         buckets: Sequence[Any],
-        cut: Callable[[], None],
-        note: Note,
+        sums: CompleteSums,
         numbers: torch.Tensor,
         rank: int,
         mesh: Mesh,
         what: bytes = OF_STEP,
     ) -> None:
-        super().__init__(buckets, cut, note)
+        super().__init__(buckets, sums)
         self._what, self._body = what, what + numbers.numpy().tobytes()
         self._rank, self._mesh = rank, mesh
         self.sent = threading.Event()
@@ -175,12 +193,11 @@ class QueuedSum(LastSum):
     def __init__(
         self,
         buckets: Sequence[Any],
-        cut: Callable[[], None],
-        note: Note,
+        sums: CompleteSums,
         numbers: torch.Tensor,
         world: int,
     ) -> None:
-        super().__init__(buckets, cut, note)
+        super().__init__(buckets, sums)
         self._world = world
         self._sum = torch.cat([numbers, numbers.new_zeros(1)])
         self._word = self._sum.numpy()[-1:]

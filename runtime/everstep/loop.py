@@ -10,7 +10,6 @@ continues as if nothing had happened, and parks at the boundary after the step.
 
 import math
 from collections.abc import Iterable, Set
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -292,8 +291,7 @@ class Loop:
         self._group = group
         self._session.tracked.prepare_scalers(self._session.device)
         self._session.reducer.flush(group)
-        note = partial(self._session.membership.count_complete, group)
-        self._session.reducer.start_last(self._fill_vector(), note)
+        self._session.reducer.start_last(self._fill_vector())
 
     def _fill_vector(self) -> torch.Tensor:
         session = self._session

@@ -9,7 +9,7 @@ on all its ranks stay as they are.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from everstep.buckets import BUCKET_BYTES, Bucket, Plan, as_real, sum_dtype
 from everstep.device import read_numbers
 from everstep.errors import Misuse
 from everstep.group import Group, LocalGroup, TellMoved, tell_nobody
-from everstep.last_sum import Note, ignore
 from everstep.sharded import local_of, with_local
 from everstep.sum_marks import SumMarks
 from everstep.unit import Squares
@@ -47,9 +46,29 @@ def _sample(flat: torch.Tensor) -> torch.Tensor:
     return (blocks * blocks).sum() * (flat.numel() / blocks.numel())
 
 
+Tell = Callable[[Group, int], None]
+"""Called with a group and how many of the buckets that were launched in it are complete, from any thread."""
+
+
+class _Round:
+    """One launch of the sums in a group; those of the first buckets may be complete already."""
+
+    def __init__(self, group: Group, marks: SumMarks, tell: Tell) -> None:
+        self.group, self.complete = group, group.complete_buckets
+        self._marks, self._number, self._tell = marks, marks.round, tell
+        if self.complete:
+            marks.complete(self._number, self.complete)
+
+    def note(self, launched: int) -> None:
+        """So many of the buckets that were launched here are complete."""
+        self.complete = self.group.complete_buckets + launched
+        self._marks.complete(self._number, self.complete)
+        self._tell(self.group, launched)
+
+
 class Reducer:
     """Sums the gradients. `exact`: as fixed-point integers (`fixed_point.py`);
-    `marks`: shows how far the sums are.
+    `marks`: shows how far the sums are; `tell`: hears it, too.
     """
 
     def __init__(
@@ -58,9 +77,10 @@ class Reducer:
         *,
         exact: bool = False,
         marks: SumMarks | None = None,
+        tell: Tell = lambda group, complete: None,
     ) -> None:
         self._exact = exact
-        self._marks = marks or SumMarks()
+        self._marks, self._tell = marks or SumMarks(), tell
         self._micro_batches = 1
         self._scale = 1.0
         self._group: Group | None = None
@@ -84,8 +104,9 @@ class Reducer:
         self._own: list[torch.Tensor | None] = []
         self._works: list[Any] = []
         self._last: Any = None
-        self._first = self._next = 0
-        """The first bucket that is launched in the current group, and the next one."""
+        self._round: _Round | None = None
+        self._next = 0
+        """The bucket that is launched next."""
         self._open = self._inside = self._counting = False
 
     def watch(self, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -167,15 +188,14 @@ class Reducer:
         """Prepare to sum again after the sums failed. This rank's gradients stay, and more may be
         added before the next launch.
         """
-        if self._group is not None and self._group.abandoned:
-            counted = 0 if self._last is None else self._last.counted
-            self._plan.replace_buffers(self._first + counted)
+        if self._round is not None and self._round.group.abandoned:
+            self._plan.replace_buffers(self._round.complete)
         self._reset()
         self._open = True
 
     def _reset(self) -> None:
         self._group, self._works, self._last = None, [], None
-        self._first = self._next = 0
+        self._round, self._next = None, 0
         for bucket in self._plan.buckets:
             bucket.reset()
         self._marks.begin(len(self._plan.buckets))
@@ -202,26 +222,19 @@ class Reducer:
 
     def _launch_in(self, group: Group) -> None:
         if group is not self._group:
-            self._group = group
-            self._first = self._next = group.complete_buckets
-            if self._first:
-                self._marks.complete(self._marks.round, self._first)
+            self._group, self._next = group, group.complete_buckets
+            self._round = _Round(group, self._marks, self._tell)
+            group.begin_sums(self._round.note)
 
     def used(self) -> list[float]:
         return [0.0 if own is None else 1.0 for own in self._own]
 
-    def start_last(self, vector: torch.Tensor, note: Note = ignore) -> None:
-        """Launch the vector's sum after the buckets. `note`: as in `Group.start_last`."""
+    def start_last(self, vector: torch.Tensor) -> None:
+        """Launch the vector's sum after the buckets."""
         assert self._group is not None
         works, self._works = self._works, []
-        marks, round, first = self._marks, self._marks.round, self._first
-        marks.join(first + len(works) + 1)
-
-        def count(complete: int) -> None:
-            marks.complete(round, first + complete)
-            note(complete)
-
-        self._last = self._group.start_last(works, vector, count)
+        self._marks.join(self._next + 1)
+        self._last = self._group.start_last(works, vector)
 
     def end(self, look: TellMoved = tell_nobody) -> torch.Tensor | None:
         """Wait for the vector's sum, which is returned if every sum is complete on every rank. From
@@ -369,15 +382,15 @@ class Reducer:
 
     def _launch_full(self) -> None:
         while self._next < len(self._plan.buckets) and not self._plan.buckets[self._next].missing:
-            self._launch(self._plan.buckets[self._next])
             self._next += 1
+            self._launch(self._plan.buckets[self._next - 1])
 
     def _launch(self, bucket: Bucket) -> None:
         bucket.launched = True
         assert self._group is not None
         gathered = torch.empty(0) if self._alone else self._gather(bucket)
         self._works.append(self._group.all_reduce(gathered, bucket.spread.over))
-        self._marks.join(self._first + len(self._works))
+        self._marks.join(self._next)
 
     def _gather(self, bucket: Bucket) -> torch.Tensor:
         """Copy this rank's gradients into the bucket's buffer."""

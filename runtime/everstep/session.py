@@ -87,7 +87,9 @@ class Session:
         self.tracked = Tracked()
         self.at_track = AtTrack(self.tracked)
         self._exact = exact_reduction
-        self.reducer = Reducer(exact=exact_reduction, marks=meter.sums)
+        self.reducer = Reducer(
+            exact=exact_reduction, marks=meter.sums, tell=membership.count_complete
+        )
         self._device_mesh: DeviceMesh | None = None
         self.device = device.own()
         self.checkpoint = (

@@ -221,6 +221,45 @@ def test_a_death_before_the_others_are_connected(
         assert_exact(ours, undisturbed, [0, 1])
 
 
+@pytest.fixture(scope="module")
+def undisturbed_exact(tmp_path_factory: pytest.TempPathFactory) -> set[tuple[str, ...]]:
+    folder = tmp_path_factory.mktemp("undisturbed-exact")
+    with agent(folder, lambda: run(a_script(), seed=4, exact_reduction=True), 1) as ours:
+        ours.finish()
+        return states(ours)
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 25))]
+)
+def test_ranks_killed_between_the_sums_of_buckets_change_no_bit(
+    tmp_path: Path, undisturbed_exact: set[tuple[str, ...]], seed: int
+) -> None:
+    """Each rank launches its buckets at moments of its own, so others have more of them complete."""
+
+    def before(job: Job) -> None:
+        launch, chance = job._session.reducer._launch, random.Random(f"{seed}-{job.rank}")
+
+        def late(bucket: Any) -> None:
+            time.sleep(chance.random() * 0.01)
+            launch(bucket)
+
+        job._session.reducer._launch = late  # type: ignore[method-assign]
+
+    chance, kept = random.Random(seed), []
+    main = a_script(before)
+    with agent(tmp_path, lambda: run(main, seed=4, exact_reduction=True), WORLD) as ours:
+        for number in range(WORLD - 1):
+            living = [w.rank for w in ours.living]
+            ours.wait_applied(2 + 3 * number, living)
+            time.sleep(chance.random() * 0.06)
+            ours.kill(chance.choice(living))
+            kept.append(ours.regroup().complete_buckets)
+        ours.finish()
+        print(f"complete buckets at each loss: {kept}")
+        assert states(ours) == undisturbed_exact
+
+
 @pytest.mark.parametrize("exact", [False, True], ids=["float", "exact"])
 def test_a_bucket_that_is_complete_on_all_survivors_is_not_summed_again(
     tmp_path: Path, exact: bool

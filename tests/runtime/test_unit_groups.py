@@ -19,6 +19,7 @@ from torch.distributed.fsdp import fully_shard
 
 from everstep import forming, group_sockets
 from everstep.forming import Place
+from everstep.last_sum import ignore
 from everstep.unit import Over
 from everstep.worker import PR_SET_PDEATHSIG
 from everstep_contract import units, wire
@@ -107,6 +108,7 @@ class Member:
             one = torch.tensor([number])
             ends = self._formed.wait([self._formed.all_reduce(one, over)])
             found.append(one.item() if ends else None)
+        self._formed.begin_sums(ignore)
         last = self._formed.start_last([], torch.tensor([number], dtype=torch.float64))
         vector = self._formed.end_last(last)
         return *found, None if vector is None else vector.item()
