@@ -279,11 +279,11 @@ def _commit(world: World, one: Coordinator, rules: Rules) -> Iterator[Move]:
         verdict = replace(verdict, ok=True)
     if not verdict.ok and (rules.saves_on_chain or verdict.reason != "OffLineage"):
         unsaved = one.unsaved if rank is None else one.unsaved | {(epoch, rank)}
-        without = one._replace(saved=None, unsaved=unsaved)
+        refused = one._replace(saved=None, unsaved=unsaved)
         newest = LogIndex(known).newest_resumable
         if verdict.reason == "NotNewer" and newest is not None and rules.know_commits:
-            without = _committed(without, newest.step)
-        dropped = world.with_coordinator(without)
+            refused = _committed(refused, newest.step)
+        dropped = world.with_coordinator(refused)
         yield Move("drops a save", one.place, step, dropped)
         return
     if not is_free(world, one.read, rules):
