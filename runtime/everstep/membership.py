@@ -491,8 +491,15 @@ class Membership:
             passes=len(begun) if begun is not None and self.mesh.unit > 1 else 0,
             unit_lost=bool(self._lost_unit),
             endpoint="" if problem else self._open_endpoint(),
-            complete_buckets=self._complete.buckets if self.mesh.unit == 1 else 0,
+            complete_buckets=self._complete.buckets if self._counts_buckets else 0,
         )
+
+    @property
+    def _counts_buckets(self) -> bool:
+        """Whether the complete buckets are of the next reduction: a rank that waits for a vector has those
+        of the last one. Ranks of units complete their buckets in any order.
+        """
+        return self._begun is not None and self.mesh.unit == 1
 
     def _open_endpoint(self) -> str:
         """The endpoint for the next epoch's group; empty: the ranks exchange theirs when they form it."""

@@ -744,3 +744,14 @@ def test_a_rank_of_a_unit_reports_no_complete_buckets() -> None:
     assert group is not None
     rank.membership.count_complete(group, 2)
     assert complete_buckets(rank, 1) == 0
+
+
+def test_a_rank_that_waits_for_a_vector_reports_no_buckets_of_that_reduction(rank: Rank) -> None:
+    """The next reduction would otherwise begin with sums of this one."""
+    rank.membership.begin(6)
+    group = rank.membership.group_now()
+    assert group is not None
+    rank.membership.count_complete(group, 2)
+    rank.membership.hold(1)
+    rank.regroup(2, reductions=1, vector=wire.to_text(VECTOR.tobytes()))
+    assert complete_buckets(rank, 2) == 0
