@@ -113,7 +113,7 @@ YIELD = levels.Yield(slot=1, attempt=0, epoch=1)
 def test_the_operators_word_about_a_silent_pod_counts_until_the_next_claim():
     epoch, wanted = an_epoch(2), wanting(2, yields=(YIELD,))
     silent = [(a_report(0), 0.1), (a_report(1), 5.0)]
-    (given,) = yields = silence_rules.list_yields(wanted, silent)
+    (given,) = yields = silence_rules.list_yields(wanted, silent, listened=60.0)
     assert given == YIELD
     assert silence_rules.list_yielded(epoch, yields, claim_of(epoch)) == {epoch.members[1].id}
     assert silence_rules.list_yielded(epoch, yields, claim_of(epoch, epoch=2)) == frozenset()
@@ -121,7 +121,13 @@ def test_the_operators_word_about_a_silent_pod_counts_until_the_next_claim():
 
 def test_a_pod_that_speaks_is_not_left_out():
     wanted = wanting(2, yields=(YIELD,))
-    assert silence_rules.list_yields(wanted, [(a_report(1), 0.5)]) == ()
+    assert silence_rules.list_yields(wanted, [(a_report(1), 0.5)], listened=60.0) == ()
+
+
+def test_a_new_coordinator_first_listens_for_pods_that_may_be_left_out():
+    wanted = wanting(2, yields=(YIELD,))
+    assert silence_rules.list_yields(wanted, [], listened=0.5) == ()
+    assert silence_rules.list_yields(wanted, [], listened=silence_rules.SILENT_SECONDS) == (YIELD,)
 
 
 def test_the_operator_hears_which_of_its_words_were_used():

@@ -234,8 +234,13 @@ def test_boundaries_and_retention_to_the_depth_that_the_time_allows() -> None:
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize(
     ("ranks", "deaths", "step", "delays"),
-    [(3, 2, Step(steps=1, loops=2), None), (4, 3, Step(), 0), (4, 2, Step(), 1)],
-    ids=["3 ranks, two loops", "4 ranks, three deaths", "4 ranks, a delay"],
+    [
+        (3, 2, Step(steps=1, loops=2), None),
+        (4, 3, Step(), 0),
+        (4, 2, Step(), 1),
+        (4, 2, Step(buckets=2), 0),
+    ],
+    ids=["3 ranks, two loops", "4 ranks, three deaths", "4 ranks, a delay", "4 ranks, two buckets"],
 )
 def test_survivors_of_more_ranks_and_loops_go_on_in_place(
     ranks: int, deaths: int, step: Step, delays: int | None

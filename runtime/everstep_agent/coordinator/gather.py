@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from everstep_agent.coordinator import claim_behind, rounds, silence_rules
+from everstep_agent.coordinator import claim_behind, rounds
 from everstep_agent.coordinator.breaks import SILENT_SECONDS
 from everstep_agent.coordinator.regroup_rules import note_commit
 from everstep_agent.coordinator.term import Term
@@ -232,8 +232,7 @@ def judge_claim(
     """
     newest = claims[-1] if claims else None
     ids = tuple(i for m in members for i in m.ids())
-    yields = silence_rules.list_yields(term.wanted, term.reports.aged(term.now()))
-    proof = rounds.build_proof(newest, term.reports.all(), term.wanted, yields)
+    proof = rounds.build_proof(newest, term.reports.all(), term.wanted, term.list_yields())
     verdict = runlog_rules.may_claim(claims, ids, proof, job_uid=term.settings.job_uid)
     if verdict.reason == "Fenced":
         term.end(report.Cause.FENCED, verdict.message)

@@ -102,8 +102,7 @@ def _list_lost(term: Term) -> frozenset[Id]:
 
 def _list_given_up(term: Term) -> frozenset[Id]:
     """Silent members without which the others may continue: left out by a yield, or outvoted."""
-    yields = silence_rules.list_yields(term.wanted, term.reports.aged(term.now()))
-    yielded = silence_rules.list_yielded(term.running, yields, _newest_claim(term))
+    yielded = silence_rules.list_yielded(term.running, term.list_yields(), _newest_claim(term))
     return yielded | list_outvoted(term)
 
 

@@ -77,10 +77,16 @@ def list_silent(epoch: EpochLevel, reports: Iterable[tuple[AgentReport, float]])
 
 
 def list_yields(
-    wanted: levels.Wanted, reports: Iterable[tuple[AgentReport, float]]
+    wanted: levels.Wanted, reports: Iterable[tuple[AgentReport, float]], listened: float
 ) -> tuple[levels.Yield, ...]:
-    """The operator's yields for pods that are still silent. A pod that reports is not left out."""
-    if not wanted.yields:
+    """The operator's yields for pods that are still silent. A pod that reports is not left out.
+
+    Args:
+        reports: of each agent the newest, and its age in seconds.
+        listened: seconds since this coordinator took the role. A new one may not have heard pods that
+            report.
+    """
+    if not wanted.yields or listened < SILENT_SECONDS:
         return ()
     heard = {(r.slot, r.attempt) for r, age in reports if age < SILENT_SECONDS}
     return tuple(y for y in wanted.yields if (y.slot, y.attempt) not in heard)

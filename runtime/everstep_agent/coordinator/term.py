@@ -77,6 +77,7 @@ class Term:
     ) -> None:
         self.id = secrets.token_hex(8)
         self.clock = AwakeClock()
+        self._began = self.clock()
         self.context = context
         self.settings = apply_wanted(context.settings, wanted)
         """As currently in effect."""
@@ -245,6 +246,11 @@ class Term:
     def recent(self) -> list[AgentReport]:
         """Reports of agents that are not silent."""
         return self.reports.recent(self.now(), STALE_SECONDS)
+
+    def list_yields(self) -> tuple[levels.Yield, ...]:
+        """As `silence_rules.list_yields`."""
+        now = self.now()
+        return silence_rules.list_yields(self.wanted, self.reports.aged(now), now - self._began)
 
     @property
     def behind(self) -> bool:

@@ -153,8 +153,11 @@ def list_gone(world: World, one: Coordinator, rules: Rules) -> frozenset[Place]:
 def list_yields(world: World, one: Coordinator, rules: Rules) -> tuple[levels.Yield, ...]:
     """As `silence_rules.list_yields`: a pod within reach counts as heard."""
     wanted = wanted_by(world, one, rules)
-    aged = [(build_report(s), 0.0 if reaches(world, one, s.place) else NEVER) for s in one.view]
-    given = silence_rules.list_yields(wanted, aged if rules.yields_are_of_silent else ())
+    aged = [
+        (build_report(p.snap), 0.0 if reaches(world, one, p.snap.place) else NEVER)
+        for p in world.pods
+    ]
+    given = silence_rules.list_yields(wanted, aged if rules.yields_are_of_silent else (), NEVER)
     newest = runlog_rules.newest_claim(world.entries(one.read))
     if rules.yields_expire or newest is None:
         return given
