@@ -168,10 +168,13 @@ async def test_the_pauses_between_its_tries_grow(job: Job) -> None:
     await job.term.close()
 
 
-async def test_another_rank_sends_the_state_at_the_next_try(job: Job) -> None:
+async def test_another_rank_sends_the_state_from_the_third_try_on(job: Job) -> None:
     job.wait(2)
     await stall_twice(job)
-    assert job.givers == [0, 1]
+    job.now += 30
+    assert job.look() == [2]
+    await job.stall(2)
+    assert job.givers == [0, 0, 1]
     await job.term.close()
 
 

@@ -34,13 +34,15 @@ def plan_transfers(
     twice before all staying ranks of its place have sent once.
 
     Args:
-        failed: the largest number of failed joins in a row of any newcomer. The sender may be the
-            reason, so each failure moves the first sender on by one.
+        failed: the largest number of failed joins in a row of any newcomer. After the first, the same
+            rank sends again: if its state changed meanwhile, it waits at the boundary now. Each further
+            failure may be the sender's fault, and moves the first sender on by one.
     """
     mesh = epoch.mesh
     staying = [r for m in epoch.members if m.id not in leaving for r in m.ranks.values()]
     givers = {
-        p: _cycle([r for r in staying if mesh.place_of(r) == p], failed) for p in range(mesh.unit)
+        p: _cycle([r for r in staying if mesh.place_of(r) == p], max(0, failed - 1))
+        for p in range(mesh.unit)
     }
     expected = {m.id: m for m in with_newcomers(epoch.members, epoch.joining, epoch.slots_together)}
     takers = [(m, local) for m in epoch.joining for local in m.ranks]
