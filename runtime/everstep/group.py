@@ -226,20 +226,20 @@ class TorchGroup:
         return _OnDevice(work, group) if work is not None and tensor.is_cuda else work
 
     def start_last(self, works: Sequence[Any], numbers: torch.Tensor) -> LastSum | None:
-        complete, self._complete = self._complete or CompleteSums(self.cut), None
+        sums, self._complete = self._complete or CompleteSums(self.cut), None
         if self._cut_at is not None or any(work is None for work in works):
             self._wait_returned(works)
             return None
         last: LastSum
         if self.mesh is not None and fits(numbers):
-            last = DirectSum(works, complete, numbers, self.rank, self.mesh)
+            last = DirectSum(works, sums, numbers, self.rank, self.mesh)
             self._sent = last.sent
         else:
-            last = QueuedSum(works, complete, numbers, self.world)
+            last = QueuedSum(works, sums, numbers, self.world)
         # gloo's thread runs it after the buckets only if they are sums of the same group.
         last.late = _on_device(works) or (self.unit is not None and isinstance(last, QueuedSum))
         if not last.late:
-            last.follow(complete)
+            last.follow(sums)
             last.launch(self._start_sum)
         return last
 

@@ -54,14 +54,16 @@ class _Round:
     """One launch of the sums in a group; those of the first buckets may be complete already."""
 
     def __init__(self, group: Group, marks: SumMarks, tell: Tell) -> None:
-        self.group, self.complete = group, group.complete_buckets
+        self.group, self._first = group, group.complete_buckets
+        self.complete = self._first
+        """How many buckets are complete, from the first on."""
         self._marks, self._number, self._tell = marks, marks.round, tell
         if self.complete:
             marks.complete(self._number, self.complete)
 
     def note(self, launched: int) -> None:
         """So many of the buckets that were launched here are complete."""
-        self.complete = self.group.complete_buckets + launched
+        self.complete = self._first + launched
         self._marks.complete(self._number, self.complete)
         self._tell(self.group, launched)
 
@@ -382,8 +384,9 @@ class Reducer:
 
     def _launch_full(self) -> None:
         while self._next < len(self._plan.buckets) and not self._plan.buckets[self._next].missing:
+            bucket = self._plan.buckets[self._next]
             self._next += 1
-            self._launch(self._plan.buckets[self._next - 1])
+            self._launch(bucket)
 
     def _launch(self, bucket: Bucket) -> None:
         bucket.launched = True

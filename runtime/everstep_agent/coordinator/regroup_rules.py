@@ -5,9 +5,9 @@ which micro-batches of the next reduction it holds or will compute. It keeps the
 micro-batches of the lost members are shared out (`share_rules.py`). If one survivor holds a vector
 that others lack, the others hold the sums to which it belongs, because the vector is reduced last.
 So the vector is handed on, and nobody copies state. A bucket whose sum every survivor holds is not
-summed again: the sum contains what the lost members have computed. If ranks form units, the survivors are the
-units that have lost no rank (`unit_losses.py`); the living ranks of the other units are ended
-first.
+summed again: the sum contains what the lost members have computed. If ranks form units, the
+survivors are the units that have lost no rank (`unit_losses.py`); the living ranks of the other
+units are ended first.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
