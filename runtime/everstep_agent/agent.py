@@ -23,7 +23,7 @@ from everstep_agent.context import Context
 from everstep_agent.delivery import Delivery
 from everstep_agent.identity import Identity
 from everstep_agent.own_agent import OwnAgent
-from everstep_agent.pace import Pace
+from everstep_agent.pace import Pace, until_grid
 from everstep_agent.peers import http
 from everstep_agent.peers.client import Pool
 from everstep_agent.peers.follower import Follower
@@ -273,7 +273,7 @@ class Agent:
     async def _watch_progress(self) -> None:
         while True:
             pause_seconds = self.pod.look_at_progress()
-            await asyncio.sleep(pause_seconds)
+            await asyncio.sleep(until_grid(pause_seconds, time.monotonic()))
 
     def _decide_end(self, now: float) -> report.ExitReport | None:
         me, state = self.me, self._state

@@ -6,8 +6,19 @@ from collections.abc import Callable
 
 from everstep_agent.waiting import happens
 
+GRID_SECONDS = 0.15
+"""Periods that are not shorter end at multiples of this on the clock, so what an agent does regularly wakes it up
+together, and so do the reports of agents on one machine. Beside busy ranks a wake-up costs 0.6 ms of a core.
+"""
 LIVELY_SECONDS = 3.0
 """How long after news the job counts as lively; after that, everything is repeated less often."""
+
+
+def until_grid(seconds: float, now: float) -> float:
+    """About `seconds`: a shorter period stays as it is, others end at the nearest multiple of `GRID_SECONDS`."""
+    if seconds < GRID_SECONDS:
+        return seconds
+    return round((now + seconds) / GRID_SECONDS) * GRID_SECONDS - now
 
 
 class Pace:
@@ -28,6 +39,6 @@ class Pace:
         return self._lively if is_lively else self._quiet
 
     async def wait_for_news(self, event: asyncio.Event) -> None:
-        """Wait until the event is set, at most one period."""
-        if await happens(event, self.period_seconds):
+        """Wait until the event is set, at most about one period."""
+        if await happens(event, until_grid(self.period_seconds, self._clock())):
             self.note_news()

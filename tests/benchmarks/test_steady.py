@@ -7,21 +7,27 @@ import numpy as np
 import pytest
 
 from everstep_steady import tracing
-from everstep_steady.interleaving import interleave
+from everstep_steady.interleaving import Schedule, interleave
 from everstep_steady.marks import Block, measure, read_marks
 from everstep_steady.statistics_of import pair
 
 
-def test_a_ratio_is_that_of_neighbours_and_its_interval_holds_the_median() -> None:
+def test_a_ratio_is_that_of_neighbours_and_its_interval_holds_the_mean() -> None:
     drift = [1.0, 2.0, 4.0, 8.0, 16.0]
-    found = pair([1.1 * d for d in drift], drift)
-    assert found.median == pytest.approx(1.1)
+    found = pair([[1.1 * d for d in drift]], [drift])
+    assert found.mean == pytest.approx(1.1)
     assert (found.low, found.high) == pytest.approx((1.1, 1.1)), (
         "if both drift alike, the ratio does not change"
     )
-    noisy = pair([1.0, 1.1, 1.2, 1.3, 1.4], [1.0] * 5)
-    assert noisy.median == pytest.approx(1.2)
-    assert noisy.low < noisy.median < noisy.high
+    noisy = pair([[1.0, 1.1, 1.2, 1.3, 1.4]], [[1.0] * 5])
+    assert noisy.mean == pytest.approx(1.2)
+    assert noisy.low < noisy.mean < noisy.high
+
+
+def test_an_interval_holds_what_differs_from_start_to_start() -> None:
+    found = pair([[1.0] * 3, [1.1] * 3, [1.2] * 3], [[1.0] * 3] * 3)
+    assert found.mean == pytest.approx(1.1)
+    assert (found.low, found.high) == pytest.approx((1.0, 1.2)), "many rounds make it no smaller"
 
 
 def marks_of(steps: int, wall: float, cpu: float) -> np.ndarray:
@@ -47,13 +53,14 @@ def test_a_file_tells_the_steps_so_far(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_both_sides_train_side_by_side() -> None:
-    runs, peaks = interleave(
-        ["everstep", "ddp"], 2, rounds=2, seconds=0.2, chance=random.Random(1), tell=print
-    )
-    assert {system: len(found) for system, found in runs.items()} == {"everstep": 2, "ddp": 2}
-    assert all(m.wall_s > 0 and m.cpu_s > 0 for found in runs.values() for m in found)
-    assert runs["everstep"][0].agents_cpu_s > 0
-    assert runs["ddp"][0].agents_cpu_s == 0
+    schedule = Schedule(starts=2, rounds=2, seconds=0.2)
+    runs, peaks = interleave(["everstep", "ddp"], 2, schedule, chance=random.Random(1), tell=print)
+    counts = {system: [len(start) for start in found] for system, found in runs.items()}
+    assert counts == {"everstep": [2, 2], "ddp": [2, 2]}
+    every = [m for found in runs.values() for start in found for m in start]
+    assert all(m.wall_s > 0 and m.cpu_s > 0 for m in every)
+    assert runs["everstep"][0][0].agents_cpu_s > 0
+    assert runs["ddp"][0][0].agents_cpu_s == 0
     assert min(peaks.values()) > 100
 
 

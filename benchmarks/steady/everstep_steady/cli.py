@@ -6,12 +6,13 @@ import random
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from everstep_steady import tracing, workload
-from everstep_steady.interleaving import Runs, interleave
+from everstep_steady.interleaving import Runs, Schedule, interleave
 from everstep_steady.launching import RunFailed, Running
 from everstep_steady.statistics_of import pair
 
@@ -34,14 +35,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.trace:
         return trace()
     chance = random.Random(options.seed)
+    schedule = Schedule(starts=options.starts, rounds=options.rounds, seconds=options.seconds)
     rows: list[dict[str, Any]] = []
     for world in options.ranks:
         try:
             runs, peaks = interleave(
                 SYSTEMS if options.shard == 1 else SHARDED,
                 world,
-                rounds=options.rounds,
-                seconds=options.seconds,
+                schedule,
                 chance=chance,
                 tell=_tell,
                 extra={workload.SHARD: str(options.shard)},
@@ -80,12 +81,14 @@ def describe(world: int, runs: Runs, peaks: Mapping[str, float]) -> str:
     """One block for a world size: the ratios with their intervals, and the figures behind them."""
     base = next(system for system in runs if not system.startswith("everstep"))
 
+    def read(system: str, figure: str) -> list[list[float]]:
+        return [[getattr(m, figure) for m in start] for start in runs[system]]
+
     def ratio(system: str, figure: str) -> str:
-        ours = [getattr(m, figure) for m in runs[system]]
-        return str(pair(ours, [getattr(m, figure) for m in runs[base]]))
+        return str(pair(read(system, figure), read(base, figure)))
 
     def middle(system: str, figure: str) -> float:
-        return float(median(getattr(m, figure) for m in runs[system])) * 1e3
+        return median(chain(*read(system, figure))) * 1e3
 
     rows = [
         f"  {system:<14} {ratio(system, 'wall_s'):<21} {ratio(system, 'cpu_s'):<21}"
@@ -114,7 +117,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="shard the model over this many ranks, and compare with HSDP",
     )
     parser.add_argument(
-        "--rounds", type=int, default=60, help="number of blocks of each system (default 60)"
+        "--starts", type=int, default=6, help="how often all systems are started (default 6)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=10, help="blocks of each system after each start (default 10)"
     )
     parser.add_argument(
         "--seconds",
@@ -134,8 +140,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options.ranks = options.ranks or ([2, 3, 4] if options.shard == 1 else [4])
     if options.shard < 1 or any(ranks % options.shard for ranks in options.ranks):
         parser.error("--ranks is a whole number of --shard")
-    if options.rounds < 2 or options.seconds < SHORTEST or min(options.ranks) < 1:
-        parser.error(f"--rounds ≥ 2, --seconds ≥ {SHORTEST}, --ranks ≥ 1")
+    least = min(options.rounds, options.starts, *options.ranks)
+    if least < 1 or options.seconds < SHORTEST:
+        parser.error(f"--starts ≥ 1, --rounds ≥ 1, --ranks ≥ 1, --seconds ≥ {SHORTEST}")
     return options
 
 
@@ -147,7 +154,15 @@ def _tell(text: str) -> None:
 
 def _list_rows(world: int, runs: Runs, peaks: Mapping[str, float]) -> list[dict[str, Any]]:
     return [
-        {"world": world, "system": system, "round": n, "peak_mib": peaks[system], **asdict(found)}
-        for system, measured in runs.items()
-        for n, found in enumerate(measured)
+        {
+            "world": world,
+            "system": system,
+            "start": start,
+            "round": number,
+            "peak_mib": peaks[system],
+            **asdict(found),
+        }
+        for system, starts in runs.items()
+        for start, measured in enumerate(starts)
+        for number, found in enumerate(measured)
     ]

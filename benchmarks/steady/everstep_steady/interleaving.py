@@ -1,12 +1,16 @@
 """Runs all systems in turn: all are started, but only one runs at a time, and the others are
 stopped (SIGSTOP). So each round compares them within seconds, and changes of the machine from
 minute to minute affect all of them alike.
+
+All are started anew after some rounds: two processes of the same program differ by up to 5 % as long as
+they live, because their memory lies elsewhere.
 """
 
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 from everstep_steady import workload
 from everstep_steady.launching import Running
@@ -18,22 +22,31 @@ their work.
 """
 LEAST_STEPS = 3
 """A block is longer than asked for until every rank has ended this many steps in it."""
-Runs = dict[str, list[Measured]]
-"""System → its measurements, one per round."""
+Runs = dict[str, list[list[Measured]]]
+"""System → its measurements: for each start one per round."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    starts: int
+    """How often all systems are started."""
+    rounds: int
+    """Blocks of each system after each start."""
+    seconds: float
+    """Shortest length of a block."""
 
 
 def interleave(
     systems: Sequence[str],
     world: int,
+    schedule: Schedule,
     *,
-    rounds: int,
-    seconds: float,
     chance: random.Random,
     tell: Callable[[str], None],
     extra: Mapping[str, str] | None = None,
 ) -> tuple[Runs, dict[str, float]]:
-    """Measure each system in blocks of at least `seconds`. Returns the measurements, and the peak memory of
-    each system's largest rank in MiB.
+    """Measure each system. Returns the measurements, and the peak memory of each system's largest
+    rank in MiB.
 
     Args:
         extra: Additional environment variables of all systems.
@@ -41,21 +54,26 @@ def interleave(
     Raises:
         RunFailed: A system does not train.
     """
-    with ExitStack() as stack:
-        running = []
-        for system in systems:
-            tell(f"{world} ranks: {system} starts")
-            running.append(stack.enter_context(_start(system, world, extra)))
-        blocks = []
-        for number in range(rounds):
-            tell(f"{world} ranks, round {number + 1} of {rounds}")
-            order = chance.sample(running, len(running))
-            blocks += [_run_block(one, seconds) for one in order]
-        marks = {one.system: one.read() for one in running}
-        peaks = {one.system: one.read_peak_mib() for one in running}
     runs: Runs = {system: [] for system in systems}
-    for block in blocks:
-        runs[block.system].append(measure(block, marks[block.system]))
+    peaks = dict.fromkeys(systems, 0.0)
+    for start in range(schedule.starts):
+        where = f"{world} ranks, start {start + 1} of {schedule.starts}"
+        with ExitStack() as stack:
+            running = []
+            for system in systems:
+                tell(f"{where}: {system} starts")
+                running.append(stack.enter_context(_start(system, world, extra)))
+            blocks = []
+            for number in range(schedule.rounds):
+                tell(f"{where}, round {number + 1} of {schedule.rounds}")
+                order = chance.sample(running, len(running))
+                blocks += [_run_block(one, schedule.seconds) for one in order]
+            for one in running:
+                marks = one.read()
+                runs[one.system].append(
+                    [measure(b, marks) for b in blocks if b.system == one.system]
+                )
+                peaks[one.system] = max(peaks[one.system], one.read_peak_mib())
     return runs, peaks
 
 

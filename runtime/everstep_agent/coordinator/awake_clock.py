@@ -9,6 +9,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from everstep_agent.pace import until_grid
+
 LOOK_SECONDS = 0.5
 STOPPED_SECONDS = 2.0
 """A longer time between two reads of the clock counts as this much."""
@@ -32,4 +34,4 @@ class AwakeClock:
         """Read the clock regularly, so that only a stop leaves a long time between two reads."""
         while True:
             self()
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(until_grid(LOOK_SECONDS, time.monotonic()))
