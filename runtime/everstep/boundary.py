@@ -27,8 +27,7 @@ def mark_applied(session: Session, step: StepState, *, at_once: bool = False) ->
     step.copy = None
     session.most_reductions = max(session.most_reductions, step.reductions)
     session.applied = step.number
-    with session.meter.charging("wait", waiting=True):  # while this rank is held
-        epoch = session.membership.mark_applied(step.number)
+    epoch = session.membership.mark_applied(step.number)
     session.feeds.count_draws()
     session.meter.update(epoch=epoch, applied=step.number, phase=Phase.APPLIED, reduction=0)
     found, session.findings = session.findings, Findings()
@@ -41,7 +40,9 @@ def mark_applied(session: Session, step: StepState, *, at_once: bool = False) ->
             step=step.number,
             loss=found.loss,
             grad_norm=found.grad_norm,
-            entries=tuple(replace(entry, epoch=epoch) for entry in found.entries),
+            entries=tuple(
+                e if e.epoch == epoch else replace(e, epoch=epoch) for e in found.entries
+            ),
             notes=tuple(found.notes),
             own_notes=tuple(found.own_notes),
         )

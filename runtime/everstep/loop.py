@@ -194,9 +194,8 @@ class Loop:
         self._random = randomness.capture()
         membership = self._session.membership
         try:
-            with self._session.meter.charging("wait", waiting=True):
-                membership.wait_regrouped(self._save_held)
-                self._passes = membership.begin(self._feed.micro_batches)
+            membership.wait_regrouped(self._save_held)
+            self._passes = membership.begin(self._feed.micro_batches)
         except Parked:
             undo_step.leave(self._step, "the epoch ended")
         self._todo = list(self._passes)
@@ -211,7 +210,8 @@ class Loop:
         if first:
             step_checks.require_no_gradients(self._step, reducer.list_held())
         reducer.begin(self._named, self._feed.micro_batches, first=first)
-        self._session.meter.update(phase=Phase.COMPUTING, reduction=self._step.reductions)
+        if not first:
+            self._session.meter.update(phase=Phase.COMPUTING, reduction=self._step.reductions)
 
     def _take_more(self) -> None:
         more = self._session.membership.take_more()

@@ -12,7 +12,7 @@ the next one that are complete on all of them are not summed again (`complete_bu
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -49,6 +49,7 @@ class Membership:
         send: hands a frame to the agent; from any thread.
         form: None: this worker cannot regroup, so a lost member ends its process.
         listen: None: the ranks exchange their endpoints when they form the group.
+        waiting: a context in which the main thread waits for others.
     """
 
     def __init__(
@@ -59,12 +60,14 @@ class Membership:
         send: Callable[[Any], None] = lambda frame: None,
         form: Form | None = None,
         listen: Listen | None = None,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.epoch, self.rank, self.world = start.epoch, start.rank, start.world
         self.script_world = start.script_world or start.world
         """As in `wire.Start`; from the first regroup on, the same as `world`."""
         self.mesh = start.mesh
         self._send, self._form, self._listen = send, form, listen
+        self._waiting = waiting
         self._news = threading.Condition()
         self._group: Group | None = group
         """None: the group of this epoch is still being formed."""
@@ -136,7 +139,7 @@ class Membership:
         group first. So from now on the ranks stay as they are, until `set_apart` or the epoch's end.
         """
         with self._news:
-            self._news.wait_for(lambda: self._parked or not (self._held or self._group is None))
+            self._wait(lambda: self._parked or not (self._held or self._group is None))
             self._apart = why
 
     def plan(self, micro_batches: int) -> range:
@@ -218,7 +221,7 @@ class Membership:
 
     def _wait_asked(self) -> wire.SaveHeld | None:
         with self._news:
-            self._news.wait_for(lambda: not self._held or self._parked or self._asked)
+            self._wait(lambda: not self._held or self._parked or self._asked is not None)
             asked, self._asked = self._asked, None
             if asked is not None and self._held and not self._parked:
                 return asked
@@ -303,7 +306,7 @@ class Membership:
         the old epoch or to the new one must be the same on every rank.
         """
         with self._news:
-            self._news.wait_for(lambda: not self._held or self._parked)
+            self._wait(lambda: not self._held or self._parked)
             self._applied = step
             self._ended = [(last, epoch) for last, epoch in self._ended if step <= last]
             return self._ended[0][1] if self._ended else self.epoch
@@ -453,8 +456,14 @@ class Membership:
 
     # --- under the lock --------------------------------------------------------------------------
 
+    def _wait(self, over: Callable[[], bool]) -> None:
+        """Wait until `over` returns true. Mostly it does at once; then the context costs nothing."""
+        if not over():
+            with self._waiting():
+                self._news.wait_for(over)
+
     def _wait_regrouped(self) -> None:
-        self._news.wait_for(lambda: not self._held or self._parked)
+        self._wait(lambda: not self._held or self._parked)
         if self._parked:
             raise Parked
 

@@ -61,6 +61,8 @@ def _list_sizes(parameter: Any) -> dict[str, int]:
 
 def take_local(grad: Any, parameter: Any) -> torch.Tensor:
     """This rank's part of a gradient, divided like its parameter."""
+    if type(grad) is torch.Tensor:
+        return grad
     if is_sharded(grad) and grad.placements != parameter.placements:
         # Its sum over the dimension "tensor" may still be pending. All ranks of it come here.
         grad = grad.redistribute(placements=parameter.placements)

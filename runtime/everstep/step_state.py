@@ -72,10 +72,11 @@ class StepState:
         """Say that nothing has applied the gradients of this step, if it is the first one of this process;
         empty: something has, or may have.
         """
+        if self.scaled or not self.start.is_unused():
+            return ""
         tracked = self.session.tracked
-        expected = any(tracked.of_kind("optimizer")) and not self.scaled
         has_gradients = any(p.grad is not None for p in tracked.trained_parameters().values())
-        if not expected or not has_gradients or not self.start.is_unused():
+        if not has_gradients or not any(tracked.of_kind("optimizer")):
             return ""
         return (
             f"step {self.number}: no optimizer has applied its gradients, and the next step drops them. To accumulate "

@@ -237,6 +237,7 @@ def _build(
             agent, frame, unit, endpoint, lambda: membership.has_left(frame.epoch)
         ),
         listen=lambda world: forming.listen(world, _address(), forming.read_setting(os.environ)),
+        waiting=lambda: meter.charging("wait", waiting=True),
     )
     randomness.seed_all("job", seed)
     try:

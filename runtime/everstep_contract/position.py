@@ -33,6 +33,7 @@ _MOST_SUMS = 0xFFFF
 _ROUNDS = 0x7FFFFFFF
 _TRIES = 100
 SECONDS = ("step", "data", "wait", "stall", "startup", "evaluate", "pause", "restore", "idle")
+_NONE = (0.0,) * len(SECONDS)
 
 
 class Phase(enum.IntEnum):
@@ -144,7 +145,7 @@ class PositionPage:
         body = _BODY.pack(
             position.epoch, position.applied, position.reduction, position.phase, position.scope,
             position.waiting, position.limit_ms, position.since,
-            *(position.seconds.get(name, 0.0) for name in SECONDS),
+            *map(position.seconds.get, SECONDS, _NONE),
         )  # fmt: skip
         at = _PLACES[count % 2]
         self._page[at : at + _BODY.size + _SUM.size] = body + _SUM.pack(zlib.crc32(body))

@@ -75,7 +75,9 @@ class Trial:
         meter = Meter(None, epoch=said.epoch, applied=said.applied)
         self.session = Session(
             agent=self.agent,
-            membership=Membership(said, LocalGroup()),
+            membership=Membership(
+                said, LocalGroup(), waiting=lambda: meter.charging("wait", waiting=True)
+            ),
             meter=meter,
             start=said,
             seed=7,
