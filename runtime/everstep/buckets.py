@@ -55,6 +55,7 @@ class Plan:
         self._spreads = [spread.find_spread(p) for p in self.parameters]
         self._held = [as_real(local_of(p).detach()) for p in self.parameters]
         self._dtypes = [gradient_dtype(p) for p in self.parameters]
+        self._complex = [p.is_complex() for p in self.parameters]
         devices = {p.device.type for p in self.parameters}
         if len(devices) > 1:
             raise Misuse(
@@ -115,7 +116,7 @@ class Plan:
 
     def shape(self, index: int, part: torch.Tensor) -> torch.Tensor:
         """Give this rank's part of a gradient the dtype kind of its parameter: real or complex."""
-        return torch.view_as_complex(part) if self.parameters[index].is_complex() else part
+        return torch.view_as_complex(part) if self._complex[index] else part
 
     def _sum_dtype(self, index: int) -> torch.dtype:
         return torch.int64 if self._exact else sum_dtype(self._dtypes[index])
@@ -123,7 +124,7 @@ class Plan:
     def _describe(self, index: int) -> shares.Parameter:
         held = self._held[index]
         dtype, parameter = self._sum_dtype(index), self.parameters[index]
-        numbers = 2 if parameter.is_complex() else 1
+        numbers = 2 if self._complex[index] else 1
         return shares.Parameter(
             elements=spread.count_planned(parameter) * numbers,
             item_bytes=dtype.itemsize,
