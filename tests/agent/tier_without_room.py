@@ -12,6 +12,7 @@ import pytest
 
 from agent import tier_given
 from agent.tier_given import BODY, OWNER, TOKEN, NearCase, a_chunk, a_save
+from everstep_agent import cli
 from everstep_agent.peers import incoming
 from everstep_agent.peers.client import Pool
 from everstep_agent.storage.errors import StoreError
@@ -62,3 +63,4 @@ def check(error: Exception, trouble: str) -> None:
 
 if __name__ == "__main__":
     asyncio.run(main(sys.argv[1], sys.argv[2], Path(sys.argv[3])))
+    cli.leave(0)
