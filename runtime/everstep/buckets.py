@@ -28,17 +28,19 @@ def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
 
 
 class Bucket:
-    def __init__(self, indices: list[int], spread: spread.Spread) -> None:
-        self.indices, self.spread = indices, spread
+    def __init__(self, number: int, indices: list[int], spread: spread.Spread) -> None:
+        self.number, self.indices, self.spread = number, indices, spread
         self.flat: torch.Tensor | None = None
         """The gradients one after the other, allocated for the first sum over several ranks."""
         self.uses = 0
         """How many tensors share the memory of `flat` while the script holds no gradients."""
         self.missing: set[int] = set()
+        self.copied: set[int] = set()
+        """Whose gradients are in the buffer before the others."""
         self.launched = False
 
     def reset(self) -> None:
-        self.missing, self.launched = set(self.indices), False
+        self.missing, self.copied, self.launched = set(self.indices), set(), False
 
 
 class Plan:
@@ -67,7 +69,11 @@ class Plan:
         self.shown = [False] * len(self.parameters)
         """Whether `.grad` may be the view itself, by parameter."""
         planned = shares.plan_buckets(described, bucket_bytes)
-        self.buckets = [Bucket(indices, self._spreads[indices[0]]) for indices in planned]
+        self.buckets = [
+            Bucket(number, indices, self._spreads[indices[0]])
+            for number, indices in enumerate(planned)
+        ]
+        self.on_cpu = "cpu" in devices
         self.bucket_of = {i: bucket for bucket in self.buckets for i in bucket.indices}
 
     def buffer(self, bucket: Bucket) -> torch.Tensor:

@@ -367,6 +367,7 @@ class Reducer:
             )
         self._add(index, grad)
         if self._counting:
+            self._copy_early(bucket, index)
             bucket.missing.discard(index)
             if not bucket.missing:
                 self._launch_full()
@@ -388,6 +389,15 @@ class Reducer:
         else:
             self._own[index] = own.to(torch.float32).add_(grad)
 
+    def _copy_early(self, bucket: Bucket, index: int) -> None:
+        """Copy a gradient into its bucket's buffer while the processor's cache holds it."""
+        own = self._own[index]
+        if own is None or not self._plan.on_cpu or self._alone or bucket.number < self._next:
+            return
+        self._plan.buffer(bucket)
+        self._plan.views[index].copy_(own)
+        bucket.copied.add(index)
+
     def _launch_full(self) -> None:
         while self._next < len(self._plan.buckets) and not self._plan.buckets[self._next].missing:
             bucket = self._plan.buckets[self._next]
@@ -404,7 +414,7 @@ class Reducer:
     def _gather(self, bucket: Bucket) -> torch.Tensor:
         """Copy this rank's gradients into the bucket's buffer."""
         flat, views = self._plan.buffer(bucket), self._plan.views
-        have = [i for i in bucket.indices if self._own[i] is not None]
+        have = [i for i in bucket.indices if self._own[i] is not None and i not in bucket.copied]
         for index in bucket.indices:
             if self._own[index] is None:
                 views[index].zero_()
