@@ -36,7 +36,7 @@ class Bucket:
         """How many tensors share the memory of `flat` while the script holds no gradients."""
         self.missing: set[int] = set()
         self.copied: set[int] = set()
-        """Whose gradients are in the buffer before the others."""
+        """Indices of the gradients that are in the buffer before the bucket is launched."""
         self.launched = False
 
     def reset(self) -> None:
