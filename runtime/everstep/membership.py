@@ -49,7 +49,7 @@ class Membership:
         send: hands a frame to the agent; from any thread.
         form: None: this worker cannot regroup, so a lost member ends its process.
         listen: None: the ranks exchange their endpoints when they form the group.
-        waiting: a context in which the main thread waits for others.
+        waiting: makes a context that the main thread enters while it waits for others.
     """
 
     def __init__(
@@ -457,7 +457,7 @@ class Membership:
     # --- under the lock --------------------------------------------------------------------------
 
     def _wait(self, over: Callable[[], bool]) -> None:
-        """Wait until `over` returns true. Mostly it does at once; then the context costs nothing."""
+        """Wait until `over` returns true. If it does at once, as in most cases, the context is not entered."""
         if not over():
             with self._waiting():
                 self._news.wait_for(over)

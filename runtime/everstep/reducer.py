@@ -106,7 +106,7 @@ class Reducer:
         self._plan = Plan({}, bucket_bytes)
         self._own: list[torch.Tensor | None] = []
         self._largest: dict[str, torch.Tensor] = {}
-        """Of the backward pass, as in `fixed_point.require_fit`."""
+        """Parameter name → the largest magnitude in its gradient of the newest backward pass; only with `exact`."""
         self._works: list[Any] = []
         self._last: Any = None
         self._round: _Round | None = None

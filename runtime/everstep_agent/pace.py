@@ -7,15 +7,17 @@ from collections.abc import Callable
 from everstep_agent.waiting import happens
 
 GRID_SECONDS = 0.15
-"""Periods that are not shorter end at multiples of this on the clock, so what an agent does regularly wakes it up
-together, and so do the reports of agents on one machine. Beside busy ranks a wake-up costs 0.6 ms of a core.
+"""A period of at least this length ends at a multiple of it on the clock. So an agent's regular tasks share
+wake-ups, each of which costs 0.6 ms of a core beside busy ranks.
 """
 LIVELY_SECONDS = 3.0
 """How long after news the job counts as lively; after that, everything is repeated less often."""
 
 
 def until_grid(seconds: float, now: float) -> float:
-    """About `seconds`: a shorter period stays as it is, others end at the nearest multiple of `GRID_SECONDS`."""
+    """Seconds from `now` to the multiple of `GRID_SECONDS` that is nearest to the end of the period; a
+    period that is shorter than `GRID_SECONDS` stays as it is.
+    """
     if seconds < GRID_SECONDS:
         return seconds
     return round((now + seconds) / GRID_SECONDS) * GRID_SECONDS - now

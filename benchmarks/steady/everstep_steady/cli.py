@@ -140,9 +140,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options.ranks = options.ranks or ([2, 3, 4] if options.shard == 1 else [4])
     if options.shard < 1 or any(ranks % options.shard for ranks in options.ranks):
         parser.error("--ranks is a whole number of --shard")
-    least = min(options.rounds, options.starts, *options.ranks)
-    if least < 1 or options.seconds < SHORTEST:
-        parser.error(f"--starts ≥ 1, --rounds ≥ 1, --ranks ≥ 1, --seconds ≥ {SHORTEST}")
+    least = min(options.starts, *options.ranks)
+    if least < 1 or options.rounds < 2 or options.seconds < SHORTEST:
+        parser.error(f"--starts ≥ 1, --rounds ≥ 2, --ranks ≥ 1, --seconds ≥ {SHORTEST}")
     return options
 
 
