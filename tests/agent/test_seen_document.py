@@ -37,6 +37,12 @@ def test_between_epochs_the_step_is_the_committed_one():
     assert (seen.step, seen.epoch) == (8, 2)
 
 
+def test_once_the_script_has_reached_its_end_the_step_is_its_last():
+    reports = [(stepping(0, applied=9), 0.1), (stepping(1, applied=7), 0.3)]
+    seen = seen_document.build_seen(facts(final_step=9), an_epoch(), reports)
+    assert (seen.step, seen.done) == (9, True)
+
+
 def test_the_dead_are_no_members():
     reports = [(stepping(0), 0.0), (stepping(1, state=State.DEAD), 0.0)]
     assert [m.slot for m in seen_document.build_seen(facts(), an_epoch(), reports).members] == [0]

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 from everstep_contract import levels
 from everstep_contract.levels import CheckpointRef, Scope
+from everstep_contract.report import Cause
 from everstep_operator.jobs.clocks import Clocks, measure
 from everstep_operator.jobs.conditions import find_condition
 from everstep_operator.jobs.observed import Observed
 from everstep_operator.jobs.plan import plan
 from everstep_operator.model_status import Condition, JobStatus
-from job_builders import NOW, a_job, a_seen, a_spec, a_status, an_observation
+from job_builders import NOW, a_job, a_pod, a_seen, a_spec, a_status, an_end, an_observation
 
 
 def condition(status: JobStatus, kind: str) -> Condition:
@@ -94,3 +95,16 @@ def test_a_note_about_a_pod_ends_with_its_reason_and_the_others_stay() -> None:
     for running, left in ((False, [happened, refused]), (True, [happened])):
         seen = a_seen(running=running)
         assert plan(an_observation(job=a_job(status=status), seen=seen), NOW).status.notes == left
+
+
+def test_a_complete_job_shows_its_last_step_although_the_coordinator_was_last_heard_before_it() -> (
+    None
+):
+    pods = [a_pod(slot, ended=an_end(Cause.DONE, code=0, done=True, step=60)) for slot in range(3)]
+    for seen in (a_seen(step=57), a_seen(step=57, done=True), None):
+        over = an_observation(pods=pods, seen=seen)
+        status = plan(over, NOW).status
+        assert (status.state, status.step) == ("Complete", 60)
+        assert "at step 60" in condition(status, "Complete").message
+        later = replace(with_status(over, status), seen=a_seen(step=57), pods=())
+        assert plan(later, NOW + 5).status.step == 60

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from everstep_contract.levels import POD_NOTE, Seen
-from everstep_operator.jobs import incident_summary, manifests, nodehealth, recoveries
+from everstep_operator.jobs import failures, incident_summary, manifests, nodehealth, recoveries
 from everstep_operator.jobs.incidents import build_incidents
 from everstep_operator.jobs.marks import is_withdrawn, list_moved
 from everstep_operator.jobs.membership import Decision, Leave, Raise
@@ -160,13 +160,12 @@ def _remembering(verdict: ConditionDraft, incidents: Sequence[Incident]) -> Cond
 
 def _figures(observed: Observed, now: float) -> dict[str, object]:
     old, seen = observed.job.status, observed.seen
-    pinned = {"pinned": _pinned(observed)}
+    kept = {"pinned": _pinned(observed), "step": _step(observed)}
     if seen is None:
-        return {"checkpoint": _aged(old.checkpoint, now), **pinned}
+        return {"checkpoint": _aged(old.checkpoint, now), **kept}
     started = old.started_at or (to_stamp(now) if seen.running else None)
     return {
         "epoch": max(seen.epoch, old.epoch or 0) or None,
-        "step": max(seen.step, 0 if seen.running else old.step or 0) if seen.epoch else old.step,
         "until": seen.until if seen.until is not None else old.until,
         "loss": seen.loss if seen.loss is not None else old.loss,
         "checkpoint": _checkpoint(observed, now),
@@ -175,8 +174,20 @@ def _figures(observed: Observed, now: float) -> dict[str, object]:
         "seconds": _seconds(seen.seconds) or old.seconds,
         "started_at": started,
         "notes": list(seen.notes[-5:]) or _keep_notes(old.notes, seen),
-        **pinned,
+        **kept,
     }
+
+
+def _step(observed: Observed) -> int | None:
+    """The furthest step that every worker has applied; once the job is over, its final step."""
+    old, seen = observed.job.status, observed.seen
+    if is_true(old, "Complete"):
+        return old.step
+    if (final := failures.find_final_step(observed)) is not None:
+        return final
+    if seen is None or not seen.epoch:
+        return old.step
+    return max(seen.step, 0 if seen.running else old.step or 0)
 
 
 def _keep_notes(old: Sequence[str], seen: Seen) -> list[str]:

@@ -71,15 +71,23 @@ def decide_end(observed: Observed, now: float) -> End | None:
 
 
 def _done(observed: Observed) -> End | None:
-    seen = observed.seen
-    reports = [r for p in observed.pods if (r := report_of(p)) is not None]
-    done = next((r for r in reports if r.done or r.cause is Cause.DONE), None)
-    if done is None and not (seen and seen.done):
+    step = find_final_step(observed)
+    if step is None:
         return None
-    step = max([r.step for r in reports] + ([seen.step] if seen else []))
     return End(
         complete=True, reason="Done", message=f"the script has reached its end at step {step}"
     )
+
+
+def find_final_step(observed: Observed) -> int | None:
+    """The step at which the script has reached its end, as the pods or the coordinator report it; None: it has not.
+    The coordinator may report the end before it has heard of every worker's last step, so the highest step counts.
+    """
+    seen = observed.seen
+    reports = [r for p in observed.pods if (r := report_of(p)) is not None]
+    if not any(r.done or r.cause is Cause.DONE for r in reports) and not (seen and seen.done):
+        return None
+    return max([r.step for r in reports] + ([seen.step] if seen else []))
 
 
 def _failed_by_job_report(observed: Observed) -> End | None:

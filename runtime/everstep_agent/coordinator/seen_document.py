@@ -33,7 +33,8 @@ class Facts:
     yielded: tuple[levels.Yield, ...] = ()
     left: tuple[levels.Left, ...] = ()
     stopped: levels.Stopped | None = None
-    done: bool = False
+    final_step: int | None = None
+    """The step at which the script reached its end."""
     failure: levels.Failure | None = None
     fenced: str = ""
     restarts: Mapping[str, int]
@@ -73,7 +74,9 @@ def build_seen(
         in_place=epoch is not None and epoch.in_place is not None,
         coordinator=facts.coordinator,
         members=members,
-        step=min((m.step for m in members), default=held),
+        step=min((m.step for m in members), default=held)
+        if facts.final_step is None
+        else facts.final_step,
         until=next((r.until for r, _ in inside if r.until is not None), None),
         loss=lead.loss if lead else None,
         staged=facts.staged,
@@ -98,7 +101,7 @@ def build_seen(
             if r.stuck
         ),
         stopped=facts.stopped,
-        done=facts.done,
+        done=facts.final_step is not None,
         failure=facts.failure,
         fenced=facts.fenced,
         restarts=dict(facts.restarts),

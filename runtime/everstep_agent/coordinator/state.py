@@ -256,8 +256,10 @@ class JobState:
         return self.epoch is not None and self.epoch.stage is not Stage.OVER
 
     @property
-    def done(self) -> bool:
-        return self.end is not None and self.end.cause == report.Cause.DONE.value
+    def final_step(self) -> int | None:
+        """The step at which the script reached its end; None: it has not."""
+        done = self.end is not None and self.end.cause == report.Cause.DONE.value
+        return self.end.step if done and self.end else None
 
     @property
     def fenced(self) -> str:

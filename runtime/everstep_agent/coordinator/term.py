@@ -136,12 +136,13 @@ class Term:
         self.publish()
 
     def publish(self) -> None:
-        state = self._state
+        state, seen = self._state, self.board.levels.seen
         seen = replace(
-            self.board.levels.seen,
+            seen,
             left=state.left,
             stopped=state.stopped,
-            done=state.done,
+            step=seen.step if state.final_step is None else state.final_step,
+            done=state.final_step is not None,
             failure=state.failure,
             incidents=state.incidents.levels(),
         )
@@ -332,7 +333,7 @@ class Term:
             ),
             left=state.left,
             stopped=state.stopped,
-            done=state.done,
+            final_step=state.final_step,
             failure=state.failure,
             fenced=state.fenced,
             restarts=self.run_log.index.restarts(self.settings.job_uid),
