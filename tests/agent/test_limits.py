@@ -274,7 +274,7 @@ async def test_a_leave_that_the_end_of_the_training_precedes_is_over_with_the_jo
     claim = a_claim(1, token=term.running.token)
     await term.run_log.append(claim)
     await train._finish(term, 6)
-    assert term.state.done
+    assert term.state.final_step == 6
     assert [(i.cause, i.open) for i in term.state.incidents.levels()] == [("Leave", False)]
 
 
