@@ -53,7 +53,7 @@ def test_a_file_tells_the_steps_so_far(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_both_sides_train_side_by_side() -> None:
-    schedule = Schedule(starts=2, rounds=2, seconds=0.2)
+    schedule = Schedule(starts=2, rounds=2, seconds=0.2, settle_seconds=0.2)
     runs, peaks = interleave(["everstep", "ddp"], 2, schedule, chance=random.Random(1), tell=print)
     counts = {system: [len(start) for start in found] for system, found in runs.items()}
     assert counts == {"everstep": [2, 2], "ddp": [2, 2]}

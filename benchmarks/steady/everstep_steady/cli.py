@@ -120,7 +120,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--starts", type=int, default=6, help="how often all systems are started (default 6)"
     )
     parser.add_argument(
-        "--rounds", type=int, default=10, help="blocks of each system after each start (default 10)"
+        "--rounds", type=int, default=4, help="blocks of each system after each start (default 4)"
     )
     parser.add_argument(
         "--seconds",

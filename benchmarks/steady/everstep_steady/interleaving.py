@@ -16,9 +16,9 @@ from everstep_steady import workload
 from everstep_steady.launching import Running
 from everstep_steady.marks import Block, Measured, measure
 
-SETTLE_SECONDS = 0.2
-"""Time after a stop that is not measured: processes wake up, caches fill, and agents catch up on
-their work.
+SETTLE_SECONDS = 3.5
+"""Time after a stop that is not measured: processes wake up, and caches fill. For agents the stop is news, so they look
+more often for `pace.LIVELY_SECONDS` (3 s).
 """
 LEAST_STEPS = 3
 """A block is longer than asked for until every rank has ended this many steps in it."""
@@ -34,6 +34,7 @@ class Schedule:
     """Blocks of each system after each start."""
     seconds: float
     """Shortest length of a block."""
+    settle_seconds: float = SETTLE_SECONDS
 
 
 def interleave(
@@ -67,7 +68,7 @@ def interleave(
             for number in range(schedule.rounds):
                 tell(f"{where}, round {number + 1} of {schedule.rounds}")
                 order = chance.sample(running, len(running))
-                blocks += [_run_block(one, schedule.seconds) for one in order]
+                blocks += [_run_block(one, schedule) for one in order]
             for one in running:
                 marks = one.read()
                 runs[one.system].append(
@@ -90,12 +91,12 @@ def _start(system: str, world: int, extra: Mapping[str, str] | None) -> Iterator
         running.end()
 
 
-def _run_block(running: Running, seconds: float) -> Block:
+def _run_block(running: Running, schedule: Schedule) -> Block:
     running.thaw()
-    time.sleep(SETTLE_SECONDS)
+    time.sleep(schedule.settle_seconds)
     begin, before = time.monotonic(), running.read_agents_cpu()
     taken = max(map(len, running.read()))
-    time.sleep(seconds)
+    time.sleep(schedule.seconds)
     running.wait_steps(taken + LEAST_STEPS)
     spent = running.read_agents_cpu() - before
     end = time.monotonic()
