@@ -17,8 +17,8 @@ from everstep_steady.launching import Running
 from everstep_steady.marks import Block, Measured, measure
 
 SETTLE_SECONDS = 3.5
-"""Time after a stop that is not measured: processes wake up, and caches fill. For agents the stop is news, so they look
-more often for `pace.LIVELY_SECONDS` (3 s).
+"""Time after a stop that is not measured: processes wake up, caches fill, and agents use more CPU time for some seconds
+(README, Earlier figures).
 """
 LEAST_STEPS = 3
 """A block is longer than asked for until every rank has ended this many steps in it."""
@@ -35,6 +35,7 @@ class Schedule:
     seconds: float
     """Shortest length of a block."""
     settle_seconds: float = SETTLE_SECONDS
+    """Time after a stop before the block."""
 
 
 def interleave(

@@ -179,7 +179,7 @@ def _figures(observed: Observed, now: float) -> dict[str, object]:
 
 
 def _step(observed: Observed) -> int | None:
-    """The furthest step that every worker has applied; once the job is over, its final step."""
+    """The furthest step that every worker has applied; once the job is Complete, its final step."""
     old, seen = observed.job.status, observed.seen
     if is_true(old, "Complete"):
         return old.step

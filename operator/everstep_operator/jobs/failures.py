@@ -81,7 +81,7 @@ def _done(observed: Observed) -> End | None:
 
 def find_final_step(observed: Observed) -> int | None:
     """The step at which the script has reached its end, as the pods or the coordinator report it; None: it has not.
-    The coordinator may report the end before it has heard of every worker's last step, so the highest step counts.
+    The highest step counts, because the coordinator may have been heard last before the end.
     """
     seen = observed.seen
     reports = [r for p in observed.pods if (r := report_of(p)) is not None]
