@@ -372,5 +372,6 @@ class JobStatus(ApiModel):
     incidents: list[Incident] = Field(
         default_factory=list,
         max_length=64,
-        description="The last ten closed interruptions and all open ones, newest last.",
+        description="The last ten closed interruptions, those that a verdict on a node may still explain, and all open "
+        "ones, newest last.",
     )

@@ -395,6 +395,26 @@ def test_a_fault_is_not_counted_again_once_its_first_incident_is_dropped() -> No
     assert len(observed.job.status.incidents) == 10
 
 
+def test_all_deaths_before_a_verdict_are_part_of_its_fault() -> None:
+    """The operator is away, so a rank on a bad GPU dies more often than incidents are kept."""
+    deaths: list[RuntimeIncident] = []
+    observed = an_observation(seen=a_seen())
+    for number in range(14):
+        deaths = [*deaths, a_short_death(number, slot=1)][-10:]
+        observed = replace(observed, seen=a_seen(incidents=tuple(deaths)))
+        observed = again(observed, NOW + 3.0 * number)
+    assert observed.job.status.restarts.by_cause == {"WorkerDied": 14}
+    later = again(observed, NOW + 600)
+    assert len(later.job.status.incidents) == 10, "no verdict came"
+    gone = a_verdict("node-1", NodeState.GONE, marks={"signal": NOW, "verdict": NOW + 42})
+    convicted = again(replace(observed, verdicts={"node-1": gone}), NOW + 43)
+    pods = (a_pod(0), a_pod(1, 2, node="node-4", running_since=NOW + 45), a_pod(2))
+    members = a_seen([(0, 1), (1, 2), (2, 1)], incidents=tuple(deaths))
+    moved = again(replace(convicted, pods=pods, seen=members), NOW + 50)
+    assert moved.job.status.restarts.by_cause == {"NodeGone": 1}
+    assert moved.job.status.restarts.joined == 13
+
+
 def test_the_end_of_a_move_is_announced_however_many_faults_came_since_it_began() -> None:
     """The slot's next pod finds no node for a long time, and the others train without it."""
     away = NodeFact(name="node-1", not_ready_for=61.0, why="no heartbeat")

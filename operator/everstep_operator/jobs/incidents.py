@@ -27,7 +27,7 @@ from everstep_operator.jobs.stamps import to_fine_stamp, to_seconds
 from everstep_operator.model_status import Incident, Mark, MovedSlot, PhaseTiming
 
 KEPT = 10
-"""How many closed faults are kept (`faults.group_by_fault`)."""
+"""How many closed faults are kept (`faults.group_by_fault`), besides those that a verdict may still explain."""
 MOST = 64
 """Limit of all incidents; open ones are kept up to this limit."""
 POD_LOST = frozenset({"AgentLost", "CoordinatorLost", "Gone"})
@@ -57,21 +57,32 @@ def build_incidents(
             incidents = [_explained(i, decision, now) for i in incidents]
     incidents = _close_forgotten(observed, incidents)
     linked = link_verdicts(observed, _folded(incidents), now)
-    return _keep(observed, _with_plain_moves(_with_shares(linked, told)))
+    return _keep(observed, _with_plain_moves(_with_shares(linked, told)), now)
 
 
-def _keep(observed: Observed, incidents: Sequence[Incident]) -> list[Incident]:
+def _keep(observed: Observed, incidents: Sequence[Incident], now: float) -> list[Incident]:
     """Drop old closed faults. All incidents of a fault stay or go together, because only one of them
     has its charge. The newest fault with phases stays, so that what the job reported before it is
-    not mistaken for new. A fault that ends in this pass stays, so that its end is reported.
+    not mistaken for new. A fault that ends in this pass stays, so that its end is reported. So does
+    one that a verdict may still explain, because its charge then moves.
     """
     was_open = {i.id for i in observed.job.status.incidents if i.open}
     closed = [f for f in group_by_fault(incidents) if not any(i.open for i in f)]
     told = [f for f in closed if any(i.phases for i in f)]
     ended = [f for f in closed if any(i.id in was_open for i in f)]
-    kept = {id(i) for fault in (*closed[-KEPT:], *told[-1:], *ended) for i in fault}
+    young = [f for f in closed if any(_may_be_explained(i, now) for i in f)]
+    kept = {id(i) for fault in (*closed[-KEPT:], *told[-1:], *ended, *young) for i in fault}
     gone = {id(i) for fault in closed for i in fault} - kept
     return [i for i in incidents if id(i) not in gone][-MOST:]
+
+
+def _may_be_explained(incident: Incident, now: float) -> bool:
+    """Whether this is a death that was counted, and that a verdict on its node may still explain. A rank on a bad GPU
+    may die many times before the verdict.
+    """
+    began = to_seconds(incident.started_at) or 0.0
+    counted = incident.charged is not None and incident.slot is not None
+    return counted and incident.quarantine is None and now - began <= ECHO_SECONDS
 
 
 def _recent(
