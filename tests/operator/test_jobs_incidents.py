@@ -415,6 +415,33 @@ def test_all_deaths_before_a_verdict_are_part_of_its_fault() -> None:
     assert moved.job.status.restarts.joined == 13
 
 
+def test_many_deaths_before_verdicts_push_out_no_part_of_a_fault() -> None:
+    """A fault that lost its charged entry would be counted again."""
+    spec = a_spec(recovery={"restartBudgets": {"worker": 1000}})
+    observed = an_observation(job=a_job(spec, status=a_status()))
+    deaths = list[RuntimeIncident]()
+    members, pods = [(0, 1), (1, 1), (2, 1)], [a_pod(0), a_pod(1), a_pod(2)]
+    for slot in range(3):
+        now = NOW + 200.0 * slot
+        for number in range(30):
+            deaths = [*deaths, a_short_death(100 * slot + number, slot=slot)][-10:]
+            seen = a_seen(members, incidents=tuple(deaths))
+            observed = again(replace(observed, seen=seen), now + number)
+        lost = a_verdict(f"node-{slot}", NodeState.GONE, incident=f"inc-{slot}")
+        lost = replace(lost, marks={"signal": now, "verdict": now + 30})
+        observed = replace(observed, verdicts={**observed.verdicts, lost.node: lost})
+        observed = again(observed, now + 31)
+        members[slot] = slot, 2
+        pods[slot] = a_pod(slot, 2, node=f"spare-{slot}", running_since=now + 33)
+        seen = a_seen(members, incidents=tuple(deaths))
+        observed = again(replace(observed, pods=tuple(pods), seen=seen), now + 35)
+        counted = observed.job.status.restarts
+        # Kept until the verdict: 20 that were counted, and the newest one.
+        assert counted.by_cause == {"NodeGone": slot + 1, "WorkerDied": 9 * (slot + 1)}
+        assert len(observed.job.status.incidents) <= 64
+    assert again(observed, NOW + 700).job.status.restarts == counted
+
+
 def test_the_end_of_a_move_is_announced_however_many_faults_came_since_it_began() -> None:
     """The slot's next pod finds no node for a long time, and the others train without it."""
     away = NodeFact(name="node-1", not_ready_for=61.0, why="no heartbeat")

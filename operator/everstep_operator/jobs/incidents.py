@@ -27,7 +27,11 @@ from everstep_operator.jobs.stamps import to_fine_stamp, to_seconds
 from everstep_operator.model_status import Incident, Mark, MovedSlot, PhaseTiming
 
 KEPT = 10
-"""How many closed faults are kept (`faults.group_by_fault`), besides those that a verdict may still explain."""
+"""How many closed faults are kept (`faults.group_by_fault`)."""
+KEPT_UNEXPLAINED = 20
+"""How many closed faults are kept while a verdict may still explain them: a rank on a bad GPU may die many times before
+the verdict.
+"""
 MOST = 64
 """Limit of all incidents; open ones are kept up to this limit."""
 POD_LOST = frozenset({"AgentLost", "CoordinatorLost", "Gone"})
@@ -70,19 +74,25 @@ def _keep(observed: Observed, incidents: Sequence[Incident], now: float) -> list
     closed = [f for f in group_by_fault(incidents) if not any(i.open for i in f)]
     told = [f for f in closed if any(i.phases for i in f)]
     ended = [f for f in closed if any(i.id in was_open for i in f)]
-    young = [f for f in closed if any(_may_be_explained(i, now) for i in f)]
+    young = [f for f in closed if any(_may_be_explained(i, now) for i in f)][-KEPT_UNEXPLAINED:]
     kept = {id(i) for fault in (*closed[-KEPT:], *told[-1:], *ended, *young) for i in fault}
     gone = {id(i) for fault in closed for i in fault} - kept
+    return _limit([i for i in incidents if id(i) not in gone])
+
+
+def _limit(incidents: Sequence[Incident]) -> list[Incident]:
+    """Keep at most `MOST`. The oldest that are neither open nor hold their fault's charge go first."""
+    spare = [id(i) for i in incidents if not (i.open or i.charged)]
+    gone = {*spare[: max(0, len(incidents) - MOST)]}
     return [i for i in incidents if id(i) not in gone][-MOST:]
 
 
 def _may_be_explained(incident: Incident, now: float) -> bool:
-    """Whether this is a death that was counted, and that a verdict on its node may still explain. A rank on a bad GPU
-    may die many times before the verdict.
-    """
-    began = to_seconds(incident.started_at) or 0.0
-    counted = incident.charged is not None and incident.slot is not None
-    return counted and incident.quarantine is None and now - began <= ECHO_SECONDS
+    """Whether this interruption was counted, only the job has told of it, and a verdict may still explain it."""
+    if incident.slot is None or incident.quarantine or list_moved(incident):
+        return False
+    young = now - (to_seconds(incident.started_at) or 0.0) <= ECHO_SECONDS
+    return incident.charged is not None and young
 
 
 def _recent(
