@@ -11,6 +11,7 @@ from pathlib import Path
 
 from everstep_recovery import environments, plot, results, table, workload
 from everstep_recovery.faults import FAULTS
+from everstep_recovery.moments import find_phase
 from everstep_recovery.processes import RunFailed
 from everstep_recovery.running import Plan, play
 from everstep_recovery.systems import SYSTEMS, System
@@ -94,7 +95,13 @@ def _play(system: System, fault: str, run: int, options: argparse.Namespace) -> 
         "system": system.name, "settings": system.settings, "fault": fault,
         "ranks": options.ranks, "layers": options.layers, "run": run, "problem": "",
     }  # fmt: skip
-    plan = Plan(ranks=options.ranks, limit=options.limit, seed=options.seed + run, fault=fault)
+    plan = Plan(
+        ranks=options.ranks,
+        limit=options.limit,
+        seed=options.seed + run,
+        phase=find_phase(run, options.seed),
+        fault=fault,
+    )
     try:
         cost = play(system, plan)
     except RunFailed as error:

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from everstep_recovery import processes
+from everstep_recovery import moments, processes
 from everstep_recovery.faults import FAULTS
 from everstep_recovery.lines import Line, parse_lines
 from everstep_recovery.reading import Cost, judge
@@ -24,6 +24,9 @@ class Plan:
     limit: float
     """Seconds after the fault; what has not happened by then is reported as "not within"."""
     seed: int
+    """Of the choice of the ranks."""
+    phase: float
+    """At which part of a step, from 0 to 1, the fault comes."""
     fault: str = "SIGKILL"
 
 
@@ -46,13 +49,15 @@ def read(folder: Path) -> list[Line]:
 
 
 def _strike(root: int, folder: Path, plan: Plan) -> float:
-    """Send the signal to random ranks at a random moment of a step; returns that moment."""
-    chance, fault = random.Random(plan.seed), FAULTS[plan.fault]
-    ranks = {line.rank: line.pid for line in read(folder)}
-    time.sleep(chance.uniform(0, 0.5))
-    for rank in chance.sample(range(plan.ranks), fault.ranks):
-        hit = processes.list_node(root, ranks[rank]) if fault.node else [ranks[rank]]
-        processes.kill(hit, fault.signal)
+    """Send the signal to random ranks at the plan's part of a step; returns that moment."""
+    fault, lines = FAULTS[plan.fault], read(folder)
+    pids = {line.rank: line.pid for line in lines}
+    hit: list[int] = []
+    for rank in random.Random(plan.seed).sample(range(plan.ranks), fault.ranks):
+        hit += processes.list_node(root, pids[rank]) if fault.node else [pids[rank]]
+    lead = moments.LEAD_SECONDS
+    time.sleep(moments.find_moment(lines, plan.phase, time.monotonic() + lead) - time.monotonic())
+    processes.kill(hit, fault.signal)
     return time.monotonic()
 
 

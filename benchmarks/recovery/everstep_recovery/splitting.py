@@ -38,11 +38,11 @@ def split_next_step(lines: Sequence[Line], fault: float, complete: float) -> Spl
     None: there were too few lines before the fault to know the usual length of a step.
     """
     before = [line for line in lines if line.t <= fault]
-    ends = _list_ends(before)[-STEPS:]
+    ends = list_ends(before)[-STEPS:]
     passes = [seconds for line in before for seconds in line.passes]
     if len(ends) < 2 or not passes:
         return None
-    step = median(later - earlier for earlier, later in pairwise(ends))
+    step = measure_step(ends)
     rest = max(0.0, step - (fault - ends[-1]))
     during = [line for line in lines if fault < line.t <= complete]
     passes_again = _count_again(before, during)
@@ -56,7 +56,12 @@ def split_next_step(lines: Sequence[Line], fault: float, complete: float) -> Spl
     )
 
 
-def _list_ends(before: Sequence[Line]) -> list[float]:
+def measure_step(ends: Sequence[float]) -> float:
+    """Seconds of an undisturbed step: the median of the steps between these ends."""
+    return median(later - earlier for earlier, later in pairwise(ends))
+
+
+def list_ends(before: Sequence[Line]) -> list[float]:
     """When the last rank had applied each step."""
     ends: dict[int, float] = {}
     for line in before:
