@@ -9,11 +9,13 @@ from typing import Any, cast
 
 import pytest
 
+from agent.a_run import stage
 from agent.a_term import a_term
 from agent.given import an_epoch, wanting
 from everstep_agent import logline
 from everstep_agent.checkpoint.ledger import Book
 from everstep_agent.checkpoint.memory_tier import MemoryTier
+from everstep_agent.checkpoint.parts import Part
 from everstep_agent.peers.agent_report import State
 from everstep_agent.pod.pod_saves import PodSaves
 from everstep_agent.pod.save_queue import Listener
@@ -66,6 +68,37 @@ async def test_the_last_save_is_not_stored_again_if_the_former_epoch_has_committ
         saves.take(worker, again, an_epoch(number=2, committed=7))
         assert not path.exists()
         assert not saves.busy
+    finally:
+        await saves.close()
+
+
+def count_staged(folder: Path) -> int:
+    return len(list(folder.glob("*.staged")))
+
+
+async def test_a_save_that_was_not_committed_does_not_take_the_room_of_later_saves(
+    tmp_path: Path,
+) -> None:
+    """It is uploaded, and its epoch ended before the commit. The worker has room for two saves."""
+    parts = asyncio.Queue[Part]()
+    listener = Listener(
+        on_part=parts.put_nowait, on_failed=lambda staged, rank: None, on_held=lambda: None
+    )
+    memory = MemoryTier(tmp_path / "memory")
+    context = replace(a_term(wanting(1)).context, memory=memory)
+    saves = PodSaves(context, Book(), listener, lambda: None)
+    try:
+        saves.enter(1, "token001-rest")
+        for step in (3, 5):
+            saves.take(
+                a_worker_process(), stage(tmp_path, epoch=1, step=step, rank=0, world=1), None
+            )
+            async with asyncio.timeout(30):
+                assert (await parts.get()).step == step
+        saves.continue_in(an_epoch(number=2, committed=3))
+        assert [Path(path).name for path in memory.list_paths()] == ["1-3-0-1.staged"]
+        await memory.freed()
+        assert count_staged(tmp_path) == 1
     finally:
         await saves.close()
 

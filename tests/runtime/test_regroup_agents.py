@@ -230,11 +230,15 @@ async def test_a_pod_that_leaves_saves_first_and_the_others_go_on_without_a_rest
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaver: int
 ) -> None:
     others = [slot for slot in range(3) if slot != leaver]
-    spawner = spawn.ForkSpawner(lambda: run(lambda job: a_script(job, 10**6), seed=2))
+
+    def note_begun(step: int) -> None:
+        (tmp_path / f"begun-{os.getpid()}").write_text(str(step))
+
+    spawner = spawn.ForkSpawner(lambda: run(lambda job: a_script(job, 10**6, note_begun), seed=2))
     monkeypatch.setattr(spawn, "SubprocessSpawner", lambda _: spawner)
     async with Gang(tmp_path, 3, in_place=1, hang_seconds=60.0) as gang:
         await gang.until(lambda s: s.step >= 5)
-        survivors = [gang.worker(slot) for slot in others]
+        survivors, leaving = [gang.worker(slot) for slot in others], gang.worker(leaver)
         asked = gang.seen.step
         gang.want(leave=(leaver,), leave_reason="its GPU fails")
         await gang.until(lambda s: s.left)
@@ -256,6 +260,8 @@ async def test_a_pod_that_leaves_saves_first_and_the_others_go_on_without_a_rest
         incidents = {i.cause: i for s in gang.history for i in s.incidents if not i.open}
         assert set(incidents) == {"Leave"}, "a join must be no incident"
         assert (incidents["Leave"].rung, incidents["Leave"].steps_lost) == ("move", 0)
+        begun = int((tmp_path / f"begun-{leaving}").read_text())
+        assert begun == incidents["Leave"].step, "it left at a boundary, not within the next step"
         await assert_exact(gang, stopped)
 
 

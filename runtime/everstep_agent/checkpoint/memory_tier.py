@@ -141,6 +141,11 @@ class MemoryTier:
             self.release(path)
         return bool(old)
 
+    def release_after(self, step: int) -> None:
+        """Delete the staged files of later steps."""
+        for path in [str(path) for path, held in self._held.items() if held.step > step]:
+            self.release(path)
+
     def release_oldest(self, but: Collection[str] = ()) -> bool:
         """As `release_before`, but only for the oldest step."""
         steps = [held.step for path, held in self._held.items() if str(path) not in but]

@@ -343,7 +343,8 @@ def _of_worker(
         return None  # its agent ended it, because its unit is lost
     if worker.state is State.DEAD and member.id in epoch.leaving:
         text = f"slot {member.slot} has left"
-        return Break(cause="Leave", message=text, slot=member.slot)
+        dead_ms = worker.dead_ms or 0
+        return Break(cause="Leave", message=text, slot=member.slot, dead_ms=dead_ms)
     if worker.state is State.DEAD:
         missed = worker.missed or (describe_missed(worker.sums, waits) if worker.hung else "")
         return Break(

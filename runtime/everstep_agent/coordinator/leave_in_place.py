@@ -57,9 +57,9 @@ def leave(
 ) -> bool:
     """Let members leave while the others continue. Returns whether this is possible.
 
-    All ranks save while they train. Once the save is committed, the leaving workers end, and the
-    others continue as after a loss. If other pods are ready to take the leaving members' places,
-    they join at the same time.
+    All ranks save while they train. Once the save is committed, the leaving workers end at their next boundary, and
+    the others continue as after a loss. If other pods are ready to take the leaving members' places, they join at
+    the same time.
     """
     leaving = list_leaving(term)
     if not _can_leave(term, purpose, leaving):
@@ -151,7 +151,7 @@ def _allow(term: Term, watch: Watch, leaving: Sequence[Id], step: int, now: floa
 
 
 def _end(term: Term, leaving: tuple[Id, ...]) -> None:
-    """Have the agents end these members' workers."""
+    """Have the agents end these members' workers, at their next boundary if there is time (`pod/leaving.py`)."""
     if term.running.leaving == leaving:
         return
     term.line.say("members_leave", slots=",".join(str(slot) for slot, _, _ in leaving))

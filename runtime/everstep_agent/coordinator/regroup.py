@@ -142,7 +142,10 @@ async def regroup(term: Term, found: Break) -> Break | None:
     """
     began = term.now()
     term.open_incident(cause_of(found))
-    incidents = term.state.incidents.detect(began - found.dead_ms / 1000, began)
+    died, incidents = began - found.dead_ms / 1000, term.state.incidents
+    if term.running.leaving:  # until then its workers took the rest of their step
+        incidents = incidents.mark("boundary", died)
+    incidents = incidents.detect(died, began)
     term.line.say("epoch_holds", cause=found.cause, message=found.text, incident=incidents.id)
     term.group.open_epoch(0)
     term.change(term.state.with_incidents(incidents).hold_epoch(found.cause))

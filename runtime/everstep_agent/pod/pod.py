@@ -172,7 +172,7 @@ class Pod:
         if epoch.arming.arm(level, current):
             self.news.touch()
         if self.me.id in level.leaving:
-            self.workers.end_current()
+            self._leave(level)
         if epoch.holds:
             self._hold(level)
         if level.stage is Stage.CUT:
@@ -180,8 +180,15 @@ class Pod:
             self.workers.end_ranks(level.ended)
             order_save(level, self.workers.current.values(), time.monotonic())
             self.saves.look_for_copies(level.number)
-        epoch.arming.answer(level, current)
+        if not epoch.leaving.step:
+            epoch.arming.answer(level, current)
         if level.stage is Stage.OVER:
+            self.workers.end_current()
+
+    def _leave(self, level: EpochLevel) -> None:
+        now, current = time.monotonic(), list(self.workers.current.values())
+        notice = self.holds.measure_notice(now)
+        if self.epoch.leaving.may_end(level, current, now, notice):
             self.workers.end_current()
 
     def _hold(self, level: EpochLevel) -> None:
@@ -227,7 +234,7 @@ class Pod:
         self.epoch.enter(level)
         self.epoch.join(level.number, level.token)
         self.book.rewind(level.resume)
-        self.saves.enter(level.number, level.token)
+        self.saves.continue_in(level)
         self.workers.continue_in(
             mine.lives, lambda worker: build_regroup(worker.local, level, mine)
         )
@@ -345,6 +352,8 @@ class Pod:
         self.deaths.memory.look(now)
         if self.holds.look(self.epoch.newest, now):
             self._apply_again_and_report()
+        elif self.epoch.leaving.step:
+            self._apply_again()
 
     def look_at_progress(self) -> float:
         """Look at the workers' progress. Returns the seconds until the next look."""

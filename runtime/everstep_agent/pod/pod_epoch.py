@@ -5,6 +5,7 @@ the one that its workers are in.
 from everstep_agent.peers.epoch_level import EpochLevel, Stage
 from everstep_agent.peers.messages import Levels
 from everstep_agent.pod.arming import Arming
+from everstep_agent.pod.leaving import Leaving
 from everstep_contract import levels
 
 
@@ -18,7 +19,7 @@ class PodEpoch:
         """The epoch that the local workers are in, or were in last; 0: none yet."""
         self.level: EpochLevel | None = None
         """That epoch's level, as last heard."""
-        self.arming = Arming()
+        self.arming, self.leaving = Arming(), Leaving()
 
     def hear(self, published: Levels) -> bool:
         """Keep these levels. Returns whether they are of another version than the last ones."""
@@ -34,7 +35,7 @@ class PodEpoch:
     def enter(self, level: EpochLevel) -> None:
         """The local workers are in this epoch from now on."""
         self.number, self.level = level.number, level
-        self.arming = Arming()
+        self.arming, self.leaving = Arming(), Leaving()
 
     @property
     def holds(self) -> bool:

@@ -67,6 +67,15 @@ class PodSaves:
             self.uploads.retire()
         self.uploads = self._open_uploads(token)
 
+    def continue_in(self, level: EpochLevel) -> None:
+        """The local workers continue in this epoch. What is not committed never will be, so it must not take the
+        room of later saves.
+        """
+        started = level.commit.step if level.commit else 0
+        memory = self._context.memory
+        self.enter(level.number, level.token)
+        memory.release_after(max(started, level.committed, memory.committed))
+
     async def end(self) -> None:
         """Cancel the uploads, before the next epoch's workers start."""
         if self.uploads is not None:

@@ -56,6 +56,10 @@ class WorkerFrames:
                 worker.tracked = replace(worker.tracked, until=frame.step)
             case wire.Applied():
                 self._applied(worker, frame)
+            case wire.AtBoundary() if self._epoch.leaving.step:
+                worker.asking = (envelope.id, frame.step)
+                self._apply_again()
+                return  # the report of its death follows
             case wire.AtBoundary():
                 worker.asking = (envelope.id, frame.step)
                 if self._epoch.level is not None:
