@@ -1,4 +1,4 @@
-"""How long the members' step at a join takes, by the size of the state:
+"""How long the members' step takes when another member joins and when it leaves, by the size of the state:
 
 EVERSTEP_JOIN_MIB=256 EVERSTEP_JOIN_STEP=1.0 pytest -m long -s tests/runtime/test_join_pause.py
 
@@ -75,24 +75,26 @@ async def join_and_leave(gang: Gang, attempt: int) -> None:
     await until_whole(gang, 2)
 
 
-def read_longest(folder: Path) -> tuple[float, list[float]]:
-    """The median step of two ranks, and for each of them the longest step around each join."""
+def read_longest(folder: Path) -> tuple[float, list[float], list[float]]:
+    """The median step of two ranks, and for each of them the longest step around each join and each leave."""
     alone: list[float] = []
     joins: list[float] = []
+    leaves: list[float] = []
     for path in folder.glob("steps.*"):
         steps = [line.split() for line in path.read_text().splitlines()]
         if not steps or steps[0][0] != "1":
             continue  # a newcomer
         worlds, seconds = [int(s[1]) for s in steps], [float(s[2]) for s in steps]
         alone += [s for s, world in zip(seconds, worlds, strict=True) if world == 2]
-        grown = [i for i in range(1, len(steps)) if worlds[i] > worlds[i - 1]]
-        joins += [max(seconds[i - 1 : i + 2]) for i in grown]
-    return statistics.median(alone), sorted(joins)
+        for i in range(1, len(steps)):
+            if worlds[i] != worlds[i - 1]:
+                (joins if worlds[i] > worlds[i - 1] else leaves).append(max(seconds[i - 1 : i + 2]))
+    return statistics.median(alone), sorted(joins), sorted(leaves)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-async def test_what_a_join_costs_the_members(
+async def test_what_joins_and_leaves_cost_the_members(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spawner = spawn.ForkSpawner(lambda: run(lambda job: a_script_with_ballast(job, tmp_path)))
@@ -103,11 +105,12 @@ async def test_what_a_join_costs_the_members(
             await join_and_leave(gang, attempt)
         await assert_exact(gang, await gang.suspend())
         shown_log = gang.shown()
-    step, joins = read_longest(tmp_path)
+    step, joins, leaves = read_longest(tmp_path)
     assert len(joins) == 2 * JOINS
-    shown = ", ".join(f"{s:.2f}" for s in joins)
+    joined, left = (", ".join(f"{s:.2f}" for s in found) for found in (joins, leaves))
     took = re.findall(r"event=state_taken .*?bytes=(\d+) ms=(\d+)", shown_log)
     taken = ", ".join(
         f"{int(count) / 2**20:.0f} MiB in {int(ms) / 1000:.2f} s" for count, ms in took
     )
-    print(f"{MIB} MiB, step {step:.2f} s, longest around each join: {shown} s; received {taken}")
+    print(f"{MIB} MiB, step {step:.2f} s; received {taken}")
+    print(f"longest around each join: {joined} s; around each leave: {left} s")
