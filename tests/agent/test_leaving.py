@@ -144,3 +144,13 @@ def test_dead_workers_are_not_waited_for(pair: Pair) -> None:
     leaving = Leaving()
     assert not may_end(leaving, pair)
     assert pair.armed == [0, 7]
+
+
+def test_a_member_that_stays_after_all_leaves_later_at_a_later_boundary(pair: Pair) -> None:
+    leaving = Leaving()
+    may_end(leaving, pair)
+    leaving.stay()
+    assert leaving.step == 0, "a worker that asks at the boundary is answered"
+    pair.at(9, 9)
+    assert not may_end(leaving, pair, NOW + BOUNDARY_SECONDS)
+    assert pair.armed == [10, 10]

@@ -40,6 +40,12 @@ class Leaving:
         # Once one rank has applied the step, its sums are complete on all: the others need nothing of these workers.
         return now >= self._until or any(worker.asking for worker in alive)
 
+    def stay(self) -> None:
+        """The member does not leave, perhaps because the next coordinator did not know of it. A worker that asks
+        at the boundary is answered as at any other.
+        """
+        self.step = 0
+
 
 def _steps(worker: Worker) -> bool:
     """Whether it is within a step."""

@@ -173,6 +173,8 @@ class Pod:
             self.news.touch()
         if self.me.id in level.leaving:
             self._leave(level)
+        else:
+            epoch.leaving.stay()
         if epoch.holds:
             self._hold(level)
         if level.stage is Stage.CUT:
