@@ -74,17 +74,12 @@ def test_they_end_once_one_of_them_has_reached_the_boundary(pair: Pair) -> None:
 
 def test_a_worker_that_passes_the_boundary_while_it_is_armed_gets_a_later_one(pair: Pair) -> None:
     class Late(PositionPage):
-        """Its worker takes a step just before the agent writes."""
+        """Its worker takes a step just before the agent arms it."""
 
-        @property
-        def armed(self) -> int:
-            return super().armed
-
-        @armed.setter
-        def armed(self, step: int) -> None:
-            if step == 8:
+        def read(self) -> Position:
+            if self.armed == 8:
                 self.write(Position(epoch=1, applied=8, phase=Phase.COMPUTING, scope=Where.STEP))
-            PositionPage.armed.__set__(self, step)
+            return super().read()
 
     late = Late(pair.workers[0].page_path)
     late.write(Position(epoch=1, applied=7, phase=Phase.COMPUTING, scope=Where.STEP))
