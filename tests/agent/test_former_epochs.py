@@ -103,6 +103,29 @@ async def test_a_save_that_was_not_committed_does_not_take_the_room_of_later_sav
         await saves.close()
 
 
+async def test_a_save_that_others_have_staged_in_the_former_epoch_does_not_take_the_room_either(
+    tmp_path: Path,
+) -> None:
+    """It stays incomplete. Each later save gets the memory of the one before it, until one is committed."""
+    parts = asyncio.Queue[Part]()
+    listener = Listener(
+        on_part=parts.put_nowait, on_failed=lambda staged, rank: None, on_held=lambda: None
+    )
+    memory = MemoryTier(tmp_path / "memory")
+    context = replace(a_term(wanting(1)).context, memory=memory)
+    saves = PodSaves(context, Book(), listener, lambda: None)
+    try:
+        saves.continue_in(an_epoch(number=2, token="token002-rest"))
+        for step in (5, 7, 9):
+            frame = stage(tmp_path, epoch=2, step=step, rank=0, world=1)
+            saves.take(a_worker_process(), frame, None)
+            async with asyncio.timeout(30):
+                assert (await parts.get()).step == step
+            assert [Path(path).name for path in memory.list_paths()] == [f"2-{step}-0-1.staged"]
+    finally:
+        await saves.close()
+
+
 @pytest.mark.parametrize("held", [False, True])
 async def test_a_full_state_that_finds_no_room_is_saved_again_once_there_is_room(
     tmp_path: Path, held: bool

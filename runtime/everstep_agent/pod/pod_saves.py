@@ -74,6 +74,8 @@ class PodSaves:
         started = level.commit.step if level.commit else 0
         memory = self._context.memory
         self.enter(level.number, level.token)
+        if self.uploads is not None:
+            self.uploads.hurry()
         memory.release_after(max(started, level.committed, memory.committed))
 
     async def end(self) -> None:

@@ -80,7 +80,7 @@ class Uploads:
         self._sending: Job | None = None
         """The job that is being uploaded."""
         self._hurried = False
-        """Saves are staged faster than they are committed, so the next one gets the memory of older
+        """Saves may be staged faster than they are committed, so the next one gets the memory of older
         saves that do not wait for their upload.
         """
         self._wake = asyncio.Event()
@@ -138,6 +138,12 @@ class Uploads:
         if backlog != self._backlog:
             self._backlog = backlog
             self._wake.set()
+
+    def hurry(self) -> None:
+        """Until the next commit, each save gets the memory of older ones. A save may stay incomplete: other ranks
+        may have staged it in the former epoch.
+        """
+        self._hurried = True
 
     def add(self, staged: wire.Staged, rank: int) -> None:
         if staged.packed:
