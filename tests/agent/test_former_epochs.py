@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,58 +73,60 @@ async def test_the_last_save_is_not_stored_again_if_the_former_epoch_has_committ
         await saves.close()
 
 
-def count_staged(folder: Path) -> int:
-    return len(list(folder.glob("*.staged")))
+class Saving:
+    """A pod that uploads each save of its worker, and commits none."""
+
+    def __init__(self, folder: Path) -> None:
+        self.memory, self._folder = MemoryTier(folder / "memory"), folder
+        self._parts = asyncio.Queue[Part]()
+        listener = Listener(
+            on_part=self._parts.put_nowait,
+            on_failed=lambda staged, rank: None,
+            on_held=lambda: None,
+        )
+        context = replace(a_term(wanting(1)).context, memory=self.memory)
+        self.saves = PodSaves(context, Book(), listener, lambda: None)
+
+    async def upload(self, epoch: int, step: int) -> None:
+        frame = stage(self._folder, epoch=epoch, step=step, rank=0, world=1)
+        self.saves.take(a_worker_process(), frame, None)
+        async with asyncio.timeout(30):
+            assert (await self._parts.get()).step == step
+
+    def list_held(self) -> list[str]:
+        return [Path(path).name for path in self.memory.list_paths()]
+
+    def list_files(self) -> list[str]:
+        return [path.name for path in self._folder.glob("*.staged")]
+
+
+@pytest.fixture
+async def saving(tmp_path: Path) -> AsyncIterator[Saving]:
+    made = Saving(tmp_path)
+    yield made
+    await made.saves.close()
 
 
 async def test_a_save_that_was_not_committed_does_not_take_the_room_of_later_saves(
-    tmp_path: Path,
+    saving: Saving,
 ) -> None:
     """It is uploaded, and its epoch ended before the commit. The worker has room for two saves."""
-    parts = asyncio.Queue[Part]()
-    listener = Listener(
-        on_part=parts.put_nowait, on_failed=lambda staged, rank: None, on_held=lambda: None
-    )
-    memory = MemoryTier(tmp_path / "memory")
-    context = replace(a_term(wanting(1)).context, memory=memory)
-    saves = PodSaves(context, Book(), listener, lambda: None)
-    try:
-        saves.enter(1, "token001-rest")
-        for step in (3, 5):
-            saves.take(
-                a_worker_process(), stage(tmp_path, epoch=1, step=step, rank=0, world=1), None
-            )
-            async with asyncio.timeout(30):
-                assert (await parts.get()).step == step
-        saves.continue_in(an_epoch(number=2, committed=3))
-        assert [Path(path).name for path in memory.list_paths()] == ["1-3-0-1.staged"]
-        await memory.freed()
-        assert count_staged(tmp_path) == 1
-    finally:
-        await saves.close()
+    saving.saves.enter(1, "token001-rest")
+    await saving.upload(1, 3)
+    await saving.upload(1, 5)
+    saving.saves.continue_in(an_epoch(number=2, committed=3))
+    await saving.memory.freed()
+    assert saving.list_held() == saving.list_files() == ["1-3-0-1.staged"]
 
 
 async def test_a_save_that_others_have_staged_in_the_former_epoch_does_not_take_the_room_either(
-    tmp_path: Path,
+    saving: Saving,
 ) -> None:
     """It stays incomplete. Each later save gets the memory of the one before it, until one is committed."""
-    parts = asyncio.Queue[Part]()
-    listener = Listener(
-        on_part=parts.put_nowait, on_failed=lambda staged, rank: None, on_held=lambda: None
-    )
-    memory = MemoryTier(tmp_path / "memory")
-    context = replace(a_term(wanting(1)).context, memory=memory)
-    saves = PodSaves(context, Book(), listener, lambda: None)
-    try:
-        saves.continue_in(an_epoch(number=2, token="token002-rest"))
-        for step in (5, 7, 9):
-            frame = stage(tmp_path, epoch=2, step=step, rank=0, world=1)
-            saves.take(a_worker_process(), frame, None)
-            async with asyncio.timeout(30):
-                assert (await parts.get()).step == step
-            assert [Path(path).name for path in memory.list_paths()] == [f"2-{step}-0-1.staged"]
-    finally:
-        await saves.close()
+    saving.saves.continue_in(an_epoch(number=2, token="token002-rest"))
+    for step in (5, 7, 9):
+        await saving.upload(2, step)
+        assert saving.list_held() == [f"2-{step}-0-1.staged"]
 
 
 @pytest.mark.parametrize("held", [False, True])

@@ -55,8 +55,9 @@ def _strike(root: int, folder: Path, plan: Plan) -> float:
     hit: list[int] = []
     for rank in random.Random(plan.seed).sample(range(plan.ranks), fault.ranks):
         hit += processes.list_node(root, pids[rank]) if fault.node else [pids[rank]]
-    lead = moments.LEAD_SECONDS
-    time.sleep(moments.find_moment(lines, plan.phase, time.monotonic() + lead) - time.monotonic())
+    least = time.monotonic() + moments.LEAD_SECONDS
+    moment = moments.find_moment(lines, plan.phase, least)
+    time.sleep(max(0.0, moment - time.monotonic()))
     processes.kill(hit, fault.signal)
     return time.monotonic()
 

@@ -143,7 +143,7 @@ async def regroup(term: Term, found: Break) -> Break | None:
     began = term.now()
     term.open_incident(cause_of(found))
     died, incidents = began - found.dead_ms / 1000, term.state.incidents
-    if term.running.leaving:  # until then its workers took the rest of their step
+    if term.running.leaving:  # until they died, the leaving workers took the rest of their step
         incidents = incidents.mark("boundary", died)
     incidents = incidents.detect(died, began)
     term.line.say("epoch_holds", cause=found.cause, message=found.text, incident=incidents.id)

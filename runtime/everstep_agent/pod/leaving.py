@@ -1,5 +1,5 @@
 """When the workers of a member that leaves end: at their next boundary. If they ended in the middle of a step, the
-others would compute passes of theirs again, and perhaps make the step's sums twice.
+others would have to compute the passes of that step that are lost with them, and perhaps make its sums twice.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from everstep_contract.position import Where
 BOUNDARY_SECONDS = 5.0
 """How long they may take to their boundary. In a longer step, what the others do again is a small part."""
 NOTICE_SECONDS = 2.0
-"""They end at the latest so long before the end of the pod's notice."""
+"""They end at least this long before the end of the pod's notice, as in `leave_in_place.LEAVE_SECONDS`."""
 
 
 class Leaving:
@@ -25,7 +25,8 @@ class Leaving:
     def may_end(
         self, level: EpochLevel, workers: Sequence[Worker], now: float, notice: float | None
     ) -> bool:
-        """Whether the workers of this leaving member end now. Called again after each of their frames.
+        """Whether the workers of this leaving member end now. Called with each level and each look, and when a
+        worker asks at a boundary.
 
         Args:
             notice: seconds until the pod ends; None: nobody has told it to end.
