@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from everstep_contract import names
+from everstep_contract.bodies import Body, list_parts
 
 NONCE = "everstep-nonce"
 COUNTER = "everstep-counter"
@@ -41,8 +42,15 @@ def derive_token(operator_key: bytes, job_uid: str) -> str:
     return hmac.new(operator_key, job_uid.encode(), hashlib.sha256).hexdigest()
 
 
-def digest_of(body: bytes) -> str:
-    return hashlib.sha256(body).hexdigest()
+def digest_of(body: Body) -> str:
+    return _hash(body).hexdigest()
+
+
+def _hash(body: Body) -> "hashlib._Hash":
+    found = hashlib.sha256()
+    for part in list_parts(body):
+        found.update(part)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +77,10 @@ class Exchange:
         return hmac.digest(token.encode(), text.encode(), "sha256").hex()
 
 
-def prove_as_before(token: str, exchange: Exchange, body: bytes) -> str:
+def prove_as_before(token: str, exchange: Exchange, body: Body) -> str:
     """`OLD_PROOF` of a request."""
     head = f"{exchange.nonce}\n{exchange.counter}\n{exchange.method}\n{exchange.path}\n"
-    signed = head.encode() + hashlib.sha256(body).digest()
+    signed = head.encode() + _hash(body).digest()
     return hmac.new(token.encode(), signed, hashlib.sha256).hexdigest()
 
 
@@ -94,7 +102,7 @@ class Signer:
         self._nonce, self._counter = nonce, 0
 
     def sign(
-        self, method: str, path: str, body: bytes, challenge: str
+        self, method: str, path: str, body: Body, challenge: str
     ) -> tuple[Exchange, dict[str, str]]:
         """The next request of this connection, and the headers that prove it; `challenge`: random,
         in hex.
@@ -150,7 +158,7 @@ class Verifier:
         return (exchange, digest) if self._take(exchange, good, headers, PROOF) else None
 
     def accept_as_before(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes
+        self, method: str, path: str, headers: Mapping[str, str], body: Body
     ) -> Exchange | None:
         """The same for a client of the previous minor version. Its proof covers the body itself, so
         the body must be read first.
@@ -181,7 +189,7 @@ class Verifier:
         self._counter = exchange.counter
         return True
 
-    def sign(self, exchange: Exchange, status: int, body: bytes) -> dict[str, str]:
+    def sign(self, exchange: Exchange, status: int, body: Body) -> dict[str, str]:
         """The headers that prove an answer."""
         digest = digest_of(body)
         return {DIGEST: digest, PROOF: exchange.prove_answer(self._token, status, digest)}

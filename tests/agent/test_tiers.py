@@ -281,7 +281,7 @@ async def test_what_arrived_of_a_chunk_whose_sender_is_gone_takes_no_memory_for_
 
     async def send(owner: str, body: bytes, start: int) -> int:
         call = incoming.PieceCall(owner=owner, chunk=a_chunk(), start=start)
-        answer = await held.take(incoming.pack(call, body))
+        answer = await held.take(b"".join(incoming.pack(call, memoryview(body))))
         return incoming.codec.loads(incoming.TierAnswer, answer).error
 
     assert await send("slot-1", BODY[:half], 0) == 0

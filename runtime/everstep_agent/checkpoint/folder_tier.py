@@ -72,7 +72,7 @@ class FolderTier:
             return await self.run(size, self.read, chunk.digest, 0, chunk.bytes)
         return None
 
-    async def put(self, chunk: Chunk, body: bytes) -> None:
+    async def put(self, chunk: Chunk, body: bytes | bytearray) -> None:
         await self.run(chunk.bytes, self._put, chunk, body)
 
     async def list(self) -> Collection[str]:
@@ -152,7 +152,7 @@ class FolderTier:
             raise OSError(errno.EINVAL, f"{chunk.digest!r} is not the name of a chunk")
         return NewFile(self.folder / chunk.digest, sync=self._sync)
 
-    def _put(self, chunk: Chunk, body: bytes) -> None:
+    def _put(self, chunk: Chunk, body: bytes | bytearray) -> None:
         with contextlib.closing(self.receive(chunk)) as new:
             new.file.write(body)
             new.publish()

@@ -191,9 +191,9 @@ class MemoryTier:
         place = self.find(chunk.digest)
         if place is None:
             return await self.others.get(chunk)
-        return read_file(Path(place.path), place.start, place.bytes)
+        return await asyncio.to_thread(read_file, Path(place.path), place.start, place.bytes)
 
-    async def put(self, chunk: Chunk, body: bytes) -> None:
+    async def put(self, chunk: Chunk, body: bytes | bytearray) -> None:
         await self.others.put(chunk, body)
 
     async def list(self) -> Collection[str]:

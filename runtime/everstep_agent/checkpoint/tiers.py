@@ -104,12 +104,12 @@ class StoreTier:
         raise Broken(problem)
 
 
-def find_problem(chunk: Chunk, body: bytes | None) -> str:
+def find_problem(chunk: Chunk, body: bytes | bytearray | None) -> str:
     """Why `body` is not this chunk; empty: it is."""
     if body is None:
         return f"{chunk.key} is gone"
     found = digest.begin(chunk.digest)
-    found.update(body)
+    found.update(memoryview(body))
     return _compare(chunk, len(body), found)
 
 

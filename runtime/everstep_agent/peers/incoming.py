@@ -85,8 +85,9 @@ class Incoming:
 
     async def take(self, raw: bytes) -> bytes:
         """Take one piece of a chunk (`PieceCall`)."""
-        document, _, body = raw.partition(END)
-        return await _answer(self._take(codec.loads(PieceCall, document), body))
+        end = raw.find(END) if END in raw else len(raw)
+        body = memoryview(raw)[end + len(END) :]
+        return await _answer(self._take(codec.loads(PieceCall, raw[:end]), body))
 
     async def keep(self, raw: bytes) -> bytes:
         call = codec.loads(KeepCall, raw)
@@ -104,7 +105,7 @@ class Incoming:
                     found |= set(await self._disk.list())
         return codec.dumps(TierAnswer(digests=tuple(sorted(found))))
 
-    async def _take(self, call: PieceCall, body: bytes) -> None:
+    async def _take(self, call: PieceCall, body: memoryview) -> None:
         chunk = call.chunk
         if call.start == 0:
             self._check_room(chunk.bytes)
@@ -117,10 +118,9 @@ class Incoming:
         if len(held.body) < chunk.bytes:
             return
         del self._arriving[call.owner]
-        whole = bytes(held.body)
-        if problem := await asyncio.to_thread(find_problem, chunk, whole):
+        if problem := await asyncio.to_thread(find_problem, chunk, held.body):
             raise OSError(errno.EBADMSG, problem)
-        await self._memory.put(chunk, whole)
+        await self._memory.put(chunk, held.body)
 
     def _begin(self, owner: str, digest: str) -> None:
         now = self._clock()
@@ -139,8 +139,8 @@ class Incoming:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def pack(call: PieceCall, body: bytes) -> bytes:
-    return codec.dumps(call) + END + body
+def pack(call: PieceCall, body: memoryview) -> tuple[bytes, memoryview]:
+    return codec.dumps(call) + END, body
 
 
 async def _answer(work: Awaitable[None]) -> bytes:

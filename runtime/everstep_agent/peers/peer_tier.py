@@ -56,7 +56,7 @@ class PeerTier:
 
     async def put(self, chunk: Chunk, body: bytes) -> None:
         for start in range(0, max(1, len(body)), SENT_BYTES):
-            piece = body[start : start + SENT_BYTES]
+            piece = memoryview(body)[start : start + SENT_BYTES]
             if self._budget is not None:
                 await self._budget.take(len(piece))
             call = PieceCall(owner=self._owner, chunk=chunk, start=start)

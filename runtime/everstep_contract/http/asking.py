@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 
 from everstep_contract import auth
+from everstep_contract.bodies import Body
 from everstep_contract.http.channel import (
     BODY_BYTES,
     UNPROVEN_BYTES,
@@ -46,7 +47,7 @@ class Connection:
         self._channel: Channel | None = None
         self._used_at = 0.0
 
-    async def ask(self, method: str, path: str, body: bytes, limit: int = BODY_BYTES) -> Answer:
+    async def ask(self, method: str, path: str, body: Body, limit: int = BODY_BYTES) -> Answer:
         """Send a request and return the answer. Raises OSError or ValueError (`Malformed`); the
         caller limits the total time.
 
@@ -101,7 +102,7 @@ class Connection:
             raise Malformed(f"no nonce: {error}") from None
 
     async def _ask(
-        self, channel: Channel, method: str, path: str, body: bytes, limit: int
+        self, channel: Channel, method: str, path: str, body: Body, limit: int
     ) -> Answer:
         exchange, headers = self._signer.sign(method, path, body, secrets.token_hex(16))
         headers |= {"host": self.address, "content-type": "application/json"}

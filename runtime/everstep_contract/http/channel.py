@@ -8,8 +8,10 @@ import asyncio
 import contextlib
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+from everstep_contract.bodies import Body, Part, count_bytes, list_parts
 
 HEAD_BYTES = 8 * 1024
 """Limit of the first line and headers of a request or answer."""
@@ -108,19 +110,27 @@ class Channel:
         self,
         first: str,
         headers: Mapping[str, str],
-        body: bytes,
+        body: Body,
         *,
         seconds: float | None = None,
     ) -> None:
         lines = [first, *(f"{name}: {value}" for name, value in headers.items())]
-        lines.append(f"content-length: {len(body)}")
-        raw = "\r\n".join(lines).encode("latin-1") + _END + body
+        lines.append(f"content-length: {count_bytes(body)}")
+        head = "\r\n".join(lines).encode("latin-1") + _END
+        parts = [head, *list_parts(body)]
         sent = 0
         with contextlib.suppress(BlockingIOError):
-            sent = self._socket.send(raw)
-        if sent < len(raw):
+            sent = self._socket.sendmsg(parts)
+        if sent < len(head) + count_bytes(body):
             async with asyncio.timeout(seconds):
-                await asyncio.get_running_loop().sock_sendall(self._socket, memoryview(raw)[sent:])
+                await self._send_rest(parts, sent)
+
+    async def _send_rest(self, parts: Iterable[Part], sent: int) -> None:
+        loop = asyncio.get_running_loop()
+        for part in parts:
+            if sent < len(part):
+                await loop.sock_sendall(self._socket, memoryview(part)[sent:])
+            sent = max(0, sent - len(part))
 
     def is_idle(self) -> bool:
         """Whether the connection is still open, as far as known, and has no unexpected input."""
