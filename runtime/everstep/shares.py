@@ -3,10 +3,15 @@ ranks. Pure.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from everstep_contract.units import ONE_RANK, Mesh
+
+SMALLER = 8
+"""So many buckets may be smaller than the limit. More would gain little after a loss, and each bucket costs some time.
+"""
 
 
 def plan_share(rank: int, world: int, count: int) -> range:
@@ -59,20 +64,28 @@ def extend_passes(begun: Sequence[Pass], share: Sequence[int], passes: int) -> l
 
 def plan_buckets(parameters: Sequence[Parameter], limit_bytes: int) -> list[list[int]]:
     """Indices of the parameters in each bucket, in the order in which backward finishes them: the
-    last parameter first.
+    last parameter first. The buckets of one kind have about the same size, as far as the parameters allow.
     """
-    buckets: list[list[int]] = []
-    filling: dict[str, tuple[list[int], int]] = {}
+    sizes = [p.elements * p.item_bytes for p in parameters]
+    total: Counter[str] = Counter()
+    for parameter, size in zip(parameters, sizes, strict=True):
+        total[parameter.kind] += size
+    filled: Counter[str] = Counter()
+    buckets: dict[tuple[str, int], list[int]] = {}
     for index in reversed(range(len(parameters))):
-        parameter = parameters[index]
-        size = parameter.elements * parameter.item_bytes
-        bucket, filled = filling.get(parameter.kind, ([], 0))
-        if not bucket or filled + size > limit_bytes:
-            bucket, filled = [], 0
-            buckets.append(bucket)
-        bucket.append(index)
-        filling[parameter.kind] = (bucket, filled + size)
-    return buckets
+        kind, size = parameters[index].kind, sizes[index]
+        count = count_buckets(total[kind], limit_bytes)
+        twice_middle = 2 * filled[kind] + size
+        number = min(count - 1, twice_middle * count // max(1, 2 * total[kind]))
+        buckets.setdefault((kind, number), []).append(index)
+        filled[kind] += size
+    return list(buckets.values())
+
+
+def count_buckets(total_bytes: int, limit_bytes: int) -> int:
+    """How many buckets of equal size: as few as the limit allows, or as many as `SMALLER` of at least half of it."""
+    fewest = math.ceil(total_bytes / limit_bytes)
+    return max(1, fewest, min(SMALLER, total_bytes // (limit_bytes // 2)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from everstep import shares
+from everstep.buckets import BUCKET_BYTES
 from everstep.shares import Parameter, Part, TensorSize, part_of
 from everstep_contract.units import ONE_RANK, Mesh
 
@@ -26,8 +27,44 @@ def a_parameter(elements: int, kind: str = "cpu/float32") -> Parameter:
 
 
 def test_buckets_are_filled_from_the_last_parameter_backward() -> None:
-    plan = shares.plan_buckets([a_parameter(10) for _ in range(5)], limit_bytes=80)
-    assert plan == [[4, 3], [2, 1], [0]]
+    plan = shares.plan_buckets([a_parameter(10) for _ in range(6)], limit_bytes=160)
+    assert plan == [[5, 4], [3, 2], [1, 0]]
+
+
+def test_buckets_of_one_kind_have_about_the_same_size() -> None:
+    """Six layers of a weight and a bias, in two buckets: a small rest would be a third one."""
+    layers = [a_parameter(n) for _ in range(6) for n in (1000, 2)]
+    assert shares.plan_buckets(layers, limit_bytes=24_000) == [
+        [11, 10, 9, 8, 7, 6],
+        [5, 4, 3, 2, 1, 0],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "count"),
+    [(0, 1), (1, 1), (23, 1), (24, 2), (35, 2), (36, 3), (96, 8), (190, 8), (200, 9), (2400, 100)],
+)
+def test_small_models_have_buckets_of_half_the_limit_or_more(mebibytes: int, count: int) -> None:
+    assert shares.count_buckets(mebibytes * 2**20, BUCKET_BYTES) == count
+
+
+@given(
+    sizes=some.lists(some.tuples(some.integers(0, 50), some.sampled_from("ab")), max_size=30),
+    limit=some.integers(8, 400),
+)
+def test_each_parameter_is_in_one_bucket_of_its_kind(
+    sizes: list[tuple[int, str]], limit: int
+) -> None:
+    plan = shares.plan_buckets([a_parameter(n, kind) for n, kind in sizes], limit)
+    assert sorted(i for bucket in plan for i in bucket) == list(range(len(sizes)))
+    for bucket in plan:
+        assert bucket == sorted(bucket, reverse=True)
+        assert len({sizes[i][1] for i in bucket}) == 1
+    for kind in "ab":
+        total = sum(4 * n for n, k in sizes if k == kind)
+        most = max((4 * n for n, k in sizes if k == kind), default=0)
+        held = [sum(4 * sizes[i][0] for i in b) for b in plan if sizes[b[0]][1] == kind]
+        assert all(size <= total / shares.count_buckets(total, limit) + most for size in held)
 
 
 def test_a_parameter_larger_than_a_bucket_has_one_alone() -> None:
