@@ -26,6 +26,7 @@ from agent.tier_given import (
 from agent.unreliable import UnreliableStore
 from everstep_agent import logline
 from everstep_agent.agent import count_incarnation
+from everstep_agent.checkpoint import memory_tier
 from everstep_agent.checkpoint.chunk_upload import Uploader
 from everstep_agent.checkpoint.files import PART
 from everstep_agent.checkpoint.folder_tier import FolderTier
@@ -64,6 +65,27 @@ async def is_right(memory: MemoryTier, chunk: Chunk) -> bool:
 
 
 # --- own saves ------------------------------------------------------------------------------------
+
+
+async def test_what_was_read_of_a_file_that_is_released_meanwhile_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker stages its next save in the same memory, so the bytes may be of both."""
+    memory = MemoryTier(tmp_path)
+    path = hold_in_the_middle(memory, tmp_path, BODY)
+    loop, begun, released = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+    def read(*span: int) -> bytes:
+        loop.call_soon_threadsafe(begun.set)
+        released.wait(30)
+        return OTHER
+
+    monkeypatch.setattr(memory_tier, "read_file", read)
+    reading = asyncio.create_task(memory.get(a_chunk()))
+    await begun.wait()
+    memory.release(str(path))
+    released.set()
+    assert await reading is None
 
 
 async def test_a_staged_file_is_held_until_a_newer_save_is_committed(tmp_path: Path) -> None:

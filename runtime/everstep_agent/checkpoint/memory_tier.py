@@ -191,7 +191,10 @@ class MemoryTier:
         place = self.find(chunk.digest)
         if place is None:
             return await self.others.get(chunk)
-        return await asyncio.to_thread(read_file, Path(place.path), place.start, place.bytes)
+        body = await asyncio.to_thread(read_file, Path(place.path), place.start, place.bytes)
+        # Its file may have been released meanwhile. Then the worker stages its next save in the same memory.
+        now = self.find(chunk.digest)
+        return body if now is not None and now.path == place.path else None
 
     async def put(self, chunk: Chunk, body: bytes | bytearray) -> None:
         await self.others.put(chunk, body)
