@@ -10,8 +10,8 @@ from everstep.errors import Misuse
 from everstep.sharded import local_of
 
 BUCKET_BYTES = 24 * 2**20
-"""The limit of a bucket; small models have buckets of at least half of it (`shares.count_buckets`). Measured on gloo
-against DDP: buckets of 1 MB cost 40 % of a step, of 8 MiB about 4 %, of 12 MiB nothing.
+"""The limit of a bucket; a model of less than 192 MiB has smaller ones (`shares.count_buckets`). Measured on gloo:
+buckets of 1 MB cost 40 % of a step, of 8 MiB about 4 %, of 12 MiB nothing.
 """
 _NARROW = (torch.float16, torch.bfloat16)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from everstep_contract.units import ONE_RANK, Mesh
 
-SMALLER = 8
-"""So many buckets may be smaller than the limit. More would gain little after a loss, and each bucket costs some time.
+SMALL_BUCKETS = 8
+"""The most buckets that are chosen smaller than the limit allows. More would gain little after a loss.
 """
 
 
@@ -70,22 +70,25 @@ def plan_buckets(parameters: Sequence[Parameter], limit_bytes: int) -> list[list
     total: Counter[str] = Counter()
     for parameter, size in zip(parameters, sizes, strict=True):
         total[parameter.kind] += size
+    counts = {kind: count_buckets(size, limit_bytes) for kind, size in total.items()}
     filled: Counter[str] = Counter()
     buckets: dict[tuple[str, int], list[int]] = {}
     for index in reversed(range(len(parameters))):
         kind, size = parameters[index].kind, sizes[index]
-        count = count_buckets(total[kind], limit_bytes)
         twice_middle = 2 * filled[kind] + size
-        number = min(count - 1, twice_middle * count // max(1, 2 * total[kind]))
+        number = twice_middle * counts[kind] // max(1, 2 * total[kind])
+        number = min(number, counts[kind] - 1)
         buckets.setdefault((kind, number), []).append(index)
         filled[kind] += size
     return list(buckets.values())
 
 
 def count_buckets(total_bytes: int, limit_bytes: int) -> int:
-    """How many buckets of equal size: as few as the limit allows, or as many as `SMALLER` of at least half of it."""
+    """How many buckets of about the same size: as few as the limit allows, but up to `SMALL_BUCKETS` if each then has
+    at least half the limit.
+    """
     fewest = math.ceil(total_bytes / limit_bytes)
-    return max(1, fewest, min(SMALLER, total_bytes // (limit_bytes // 2)))
+    return max(1, fewest, min(SMALL_BUCKETS, total_bytes // (limit_bytes // 2)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

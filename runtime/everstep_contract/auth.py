@@ -158,7 +158,7 @@ class Verifier:
         return (exchange, digest) if self._take(exchange, good, headers, PROOF) else None
 
     def accept_as_before(
-        self, method: str, path: str, headers: Mapping[str, str], body: Body
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes
     ) -> Exchange | None:
         """The same for a client of the previous minor version. Its proof covers the body itself, so
         the body must be read first.
@@ -189,7 +189,7 @@ class Verifier:
         self._counter = exchange.counter
         return True
 
-    def sign(self, exchange: Exchange, status: int, body: Body) -> dict[str, str]:
+    def sign(self, exchange: Exchange, status: int, body: bytes) -> dict[str, str]:
         """The headers that prove an answer."""
         digest = digest_of(body)
         return {DIGEST: digest, PROOF: exchange.prove_answer(self._token, status, digest)}

@@ -67,7 +67,7 @@ def test_each_parameter_is_in_one_bucket_of_its_kind(
         assert all(size <= total / shares.count_buckets(total, limit) + most for size in held)
 
 
-def test_a_parameter_larger_than_a_bucket_has_one_alone() -> None:
+def test_a_parameter_much_larger_than_a_bucket_has_one_alone() -> None:
     assert shares.plan_buckets([a_parameter(2), a_parameter(99), a_parameter(2)], 80) == [
         [2],
         [1],

@@ -75,7 +75,7 @@ class PeerClient:
         """The body of the answer. Raises `PeerError` after `timeout` seconds at the latest.
 
         Args:
-            body: a document, or bytes or a tuple of parts, which are sent as they are.
+            body: a document; or bytes or a tuple of parts, which are sent as they are.
         """
         raw = body if isinstance(body, (bytes, tuple)) else codec.dumps(body)
         where = f"{self.address}{path}"
