@@ -26,6 +26,16 @@ class WithoutConditions(UnreliableStore):
         raise Unsupported(f"cannot write {key}: 501 NotImplemented; this store does not offer it")
 
 
+class RefusesSmall(UnreliableStore):
+    """Refuses the small body of a race at once, while the large one is still being written."""
+
+    async def create(self, key: str, body: bytes | memoryview) -> None:
+        if len(body) < 1024:
+            raise Unsupported(f"cannot write {key}: 501 NotImplemented")
+        await asyncio.sleep(0.05)
+        await super().create(key, body)
+
+
 class TidiedOnce(UnreliableStore):
     """Another job's coordinator deletes everything under probe/ between two writes of one race."""
 
@@ -58,6 +68,16 @@ async def test_a_store_without_create_only_put_is_refused_instead_of_waited_for(
         NoAtomicCreate, match=r"501 NotImplemented.*needs a store whose create-only"
     ):
         await probe(Retrying(WithoutConditions(open_store("memory://", "", {}))))
+
+
+async def test_no_write_of_a_refused_probe_goes_on_after_it() -> None:
+    store = RefusesSmall(open_store("memory://", "", {}))
+    with pytest.raises(NoAtomicCreate):
+        await probe(store)
+    written = await store.inner.list()
+    assert len(written) == 1
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not others
 
 
 async def test_a_race_that_another_job_disturbs_is_no_proof_against_a_store() -> None:

@@ -98,7 +98,10 @@ async def _find_problem(store: ObjectStore, races: Sequence[float], notes: list[
 async def _race(store: ObjectStore, key: str, later: float) -> str:
     """Run one race. Returns the problem that it proved; empty: none."""
     large, small = bodies = [secrets.token_bytes(size) for size in BODY_BYTES]
-    created = await asyncio.gather(_create(store, key, large), _create(store, key, small, later))
+    writers = _create(store, key, large), _create(store, key, small, later)
+    # Both end before an error of one is raised: the other must not write after the probe.
+    answers = await asyncio.gather(*writers, return_exceptions=True)
+    created = [_raise_if_error(answer) for answer in answers]
     try:
         stands = await store.get(key)
     except NotFound:
@@ -115,6 +118,12 @@ async def _create(store: ObjectStore, key: str, body: bytes, later: float = 0.0)
     except Unsupported as error:
         raise NoAtomicCreate(f"{error}; {_NEEDED}") from None
     return True
+
+
+def _raise_if_error(answer: bool | BaseException) -> bool:
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
 
 
 def judge_race(bodies: Sequence[bytes], created: Sequence[bool], stands: bytes) -> str:
