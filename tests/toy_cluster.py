@@ -14,6 +14,7 @@ from everstep_operator.fleet.model import NodeQuarantineSpec, NodeQuarantineStat
 from everstep_operator.nodes import NodeFacts, to_facts
 from everstep_operator.pacing import Lane
 from everstep_operator.quarantines import Quarantine, to_quarantine
+from everstep_operator.rules import ApiModel
 from patches import copied, merge
 
 Objects = list[dict[str, Any]]
@@ -166,15 +167,15 @@ class ToyCluster:
         key = (kind.plural, body["metadata"]["name"])
         if key in self.objects:
             raise kube.AlreadyExists(409, "AlreadyExists", f"{key} exists")
-        NodeQuarantineSpec.model_validate(body["spec"])
+        stored = {name: copied(part) for name, part in body.items() if name != "status"}
+        _set_defaults(NodeQuarantineSpec, stored["spec"])
         self._need_permission(key[1])
-        stored = {name: part for name, part in body.items() if name != "status"}
         if dry_run:
             return stored
         self.writes.append(f"create {key[1]}")
         born = {"uid": f"uid-{self.version}", "creationTimestamp": to_rfc3339(self.clock())}
         stored["metadata"] = {**stored["metadata"], **born}
-        return self._store(kind, copied(stored))
+        return self._store(kind, stored)
 
     async def patch(
         self,
@@ -197,11 +198,12 @@ class ToyCluster:
         self._need_permission(name)
         self.writes.append(f"patch {kind.plural} {name} {sub or ''}".strip())
         part = {"status": body["status"]} if sub == "status" else body
-        merged = merge(held, copied(part))
+        merged = copied(merge(held, part))
         if kind == kube.QUARANTINES:
-            NodeQuarantineSpec.model_validate(merged["spec"])
-            NodeQuarantineStatus.model_validate(merged.get("status") or {})
-        return copied(self._store(kind, merged))
+            _set_defaults(NodeQuarantineSpec, merged["spec"])
+            if "status" in merged:
+                _set_defaults(NodeQuarantineStatus, merged["status"])
+        return copied(held if merged == held else self._store(kind, merged))
 
     def _need_permission(self, name: str) -> None:
         if name in self.refused and self.overloaded:
@@ -234,3 +236,11 @@ class ToyCluster:
             raise kube.Gone(404, "NotFound", "the server could not find the requested resource")
         if creating:
             raise kube.Invalid(405, "MethodNotAllowed", "create not allowed while terminating")
+
+
+def _set_defaults(model: type[ApiModel], stored: dict[str, Any]) -> None:
+    """Set what is left out to the defaults of the CRD. Raises if a field does not fit the model."""
+    defaults = model.model_validate(stored).model_dump(mode="json", by_alias=True, exclude_none=True)
+    for key, value in defaults.items():
+        if value or not isinstance(value, list):  # the CRD has no default for lists
+            stored.setdefault(key, value)

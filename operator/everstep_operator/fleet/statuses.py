@@ -74,4 +74,4 @@ made it so.
 
 def _status(state: str, message: str) -> dict[str, Any]:
     """Without what a former state had in addition: the machine may be back."""
-    return {"state": state, "message": message, "releasedBy": None}
+    return {"state": state, "message": message, "releasedBy": ""}
