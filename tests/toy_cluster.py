@@ -240,7 +240,9 @@ class ToyCluster:
 
 def _set_defaults(model: type[ApiModel], stored: dict[str, Any]) -> None:
     """Set what is left out to the defaults of the CRD. Raises if a field does not fit the model."""
-    defaults = model.model_validate(stored).model_dump(mode="json", by_alias=True, exclude_none=True)
+    defaults = model.model_validate(stored).model_dump(
+        mode="json", by_alias=True, exclude_none=True
+    )
     for key, value in defaults.items():
         if value or not isinstance(value, list):  # the CRD has no default for lists
             stored.setdefault(key, value)

@@ -138,6 +138,25 @@ def test_nodes_are_written_under_the_other_identity_alone(lab: Lab, pair: Pair) 
         assert said.split()[0] == may
 
 
+def test_a_quarantine_that_stands_is_written_once(lab: Lab, pair: Pair) -> None:
+    def read(name: str) -> float:
+        shown = re.search(rf"^{re.escape(name)} (.*)$", pair.leader.fetch("/metrics"), re.M)
+        return float(shown[1]) if shown else 0.0
+
+    def count_passes() -> float:
+        return read("everstep_fleet_pass_seconds_count")
+
+    cordon(lab, "node-1")
+    path = "jsonpath={.items[*].status.state}"
+    said = ("get", "nodequarantines", "-o", path)
+    until("it is told", lambda: lab.kubectl(*said) == "Quarantined")
+    begun = count_passes()
+    until("the pass that wrote it is over", lambda: count_passes() > begun)
+    patched = read('everstep_fleet_actions_total{action="PatchStatus"}')
+    until("two more passes", lambda: count_passes() > begun + 2)
+    assert read('everstep_fleet_actions_total{action="PatchStatus"}') == patched
+
+
 def test_nothing_of_ours_holds_an_object_back(lab: Lab, pair: Pair) -> None:
     cordon(lab, "node-1")
     path = "jsonpath={.items[*].metadata.finalizers}"
