@@ -3,9 +3,9 @@
 import asyncio
 import io
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
@@ -13,6 +13,7 @@ from agent.a_run import ARun, commit, read_alone
 from agent.unreliable import UnreliableStore
 from everstep_agent import logline
 from everstep_agent.checkpoint.retention import Retention
+from everstep_agent.coordinator import post_commit
 from everstep_agent.coordinator.post_commit import PostCommit, Saved
 from everstep_agent.coordinator.read_back import ReadBacks
 from everstep_agent.storage import ObjectStore, open_store
@@ -55,10 +56,20 @@ async def persist(call: Any) -> str:
     return str(await call())
 
 
+def look_after_commits(
+    retention: Any,
+    read_backs: Any = NOBODY,
+    *,
+    is_calm: Callable[[], bool] = lambda: True,
+    said: TextIO | None = None,
+) -> PostCommit:
+    line = logline.Log(said or io.StringIO())
+    return PostCommit(retention, read_backs, good=None, persist=persist, is_calm=is_calm, line=line)
+
+
 async def test_saves_that_come_faster_than_they_are_read_back_do_not_queue() -> None:
     store, said = SlowStore(), io.StringIO()
-    retention: Any = store
-    after = PostCommit(retention, NOBODY, good=None, persist=persist, line=logline.Log(said))
+    after = look_after_commits(store, said=said)
     works = [asyncio.create_task(after.look_after(saved(1)))]
     async with asyncio.timeout(10):
         await store.begun.wait()
@@ -71,6 +82,35 @@ async def test_saves_that_come_faster_than_they_are_read_back_do_not_queue() -> 
     assert after.good.step == 8
     assert "step 2 to 7" in " ".join(after.notes)
     assert "event=read_backs_skipped" in said.getvalue()
+
+
+async def test_a_checkpoint_is_read_back_after_the_interruption_that_is_open() -> None:
+    store = SlowStore()
+    store.may_end.set()
+    calm = False
+    after = look_after_commits(store, is_calm=lambda: calm)
+    work = asyncio.create_task(after.look_after(saved(1)))
+    async with asyncio.timeout(10):
+        await asyncio.sleep(0)
+        after.changed.fire()
+        await asyncio.sleep(0)
+        assert not store.begun.is_set()
+        calm = True
+        after.changed.fire()
+        await work
+    assert store.read == [1]
+
+
+async def test_an_interruption_without_end_holds_up_no_read_back_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(post_commit, "CALM_SECONDS", 0.01)
+    store = SlowStore()
+    store.may_end.set()
+    after = look_after_commits(store, is_calm=lambda: False)
+    async with asyncio.timeout(10):
+        await after.look_after(saved(1))
+    assert store.read == [1]
 
 
 class SavedMeanwhile(SlowStore):
@@ -88,10 +128,7 @@ class SavedMeanwhile(SlowStore):
 async def test_a_save_that_is_committed_while_a_former_one_is_read_back_is_read_back_too() -> None:
     store = SavedMeanwhile()
     store.may_end.set()
-    retention: Any = store
-    store.after = PostCommit(
-        retention, NOBODY, good=None, persist=persist, line=logline.Log(io.StringIO())
-    )
+    store.after = look_after_commits(store)
     async with asyncio.timeout(10):
         await store.after.look_after(saved(8))
     assert store.read == [8, 5, 9, 5]
@@ -101,10 +138,7 @@ async def test_a_save_that_is_committed_while_a_former_one_is_read_back_is_read_
 
 async def test_a_pinned_checkpoint_is_read_back_whatever_comes_after_it() -> None:
     store = SlowStore()
-    retention: Any = store
-    after = PostCommit(
-        retention, NOBODY, good=None, persist=persist, line=logline.Log(io.StringIO())
-    )
+    after = look_after_commits(store)
     works = [asyncio.create_task(after.look_after(saved(1)))]
     async with asyncio.timeout(10):
         await store.begun.wait()
@@ -140,9 +174,7 @@ async def test_old_checkpoints_are_retired_however_few_saves_each_coordinator_ma
         last = await run.save(step, since=step - 2)
         assert last.token == claimed.token
         retention = Retention(store, run.log, keep=3)
-        after = PostCommit(
-            retention, read, good=None, persist=persist, line=logline.Log(io.StringIO())
-        )
+        after = look_after_commits(retention, read)
         await after.look_after(Saved(commit=last))
         assert after.good is not None
         assert after.good.step == step
@@ -159,9 +191,6 @@ async def test_no_former_checkpoint_is_read_back_if_enough_are_good_or_none_is_t
     await run.claim(1)
     saves = [await run.save(step, since=step - 2) for step in (2, 4)]
     read: Any = Alone(store)
-    after = PostCommit(
-        Retention(store, run.log, keep=keep), read,
-        good=None, persist=persist, line=logline.Log(io.StringIO()),
-    )  # fmt: skip
+    after = look_after_commits(Retention(store, run.log, keep=keep), read)
     await after.look_after(Saved(commit=saves[-1]))
     assert read.steps == [4]

@@ -8,9 +8,11 @@ from everstep_agent import logline
 from everstep_agent.checkpoint.retention import Retention
 from everstep_agent.coordinator.read_back import ReadBacks
 from everstep_agent.storage.errors import StoreError
+from everstep_agent.waiting import Change
 from everstep_contract import levels, log
 
 NOTES = 3
+CALM_SECONDS = 5.0
 FORMER = 2
 """After each save, how many checkpoints of former coordinators are read back at most."""
 
@@ -23,7 +25,12 @@ class Saved:
 
 
 class PostCommit:
-    """Retention counts only checkpoints that were read back."""
+    """Retention counts only checkpoints that were read back.
+
+    Args:
+        is_calm: whether no interruption is open. A read-back begins after it, because the ranks that recover need
+            the cores; `changed` fires when the answer may be another one.
+    """
 
     def __init__(
         self,
@@ -32,6 +39,7 @@ class PostCommit:
         *,
         good: levels.CheckpointRef | None,
         persist: Callable[[Callable[[], Awaitable[str]]], Awaitable[str]],
+        is_calm: Callable[[], bool],
         line: logline.Log,
     ) -> None:
         self.good = good
@@ -40,7 +48,8 @@ class PostCommit:
         """Why old checkpoints are not deleted; empty: nothing prevents it."""
         self.notes: tuple[str, ...] = ()
         self._retention, self._read_backs = retention, read_backs
-        self._persist = persist
+        self.changed = Change()
+        self._persist, self._is_calm = persist, is_calm
         self._line = line
         self._token = ""
         """Of the newest commit, under which old checkpoints are retired."""
@@ -84,6 +93,7 @@ class PostCommit:
         return Saved(commit=commit) if commit is not None else None
 
     async def _read_back(self, saved: Saved) -> None:
+        await self.changed.until(self._is_calm, CALM_SECONDS)
         commit = saved.commit
         read = partial(self._read_backs.read, uploaders=saved.uploaders)
         # A store from which nothing can be read counts as unavailable, even if it accepts writes.

@@ -105,6 +105,7 @@ class Term:
             self._read_backs,
             good=seen.good,
             persist=self.store_waits.persist,
+            is_calm=lambda: self.ended or self._state.incidents.current is None,
             line=self.line,
         )
         self.patience = Patience()
@@ -134,6 +135,7 @@ class Term:
     def change(self, state: JobState) -> None:
         self._state = state
         self.publish()
+        self.post_commit.changed.fire()
 
     def publish(self) -> None:
         state, seen = self._state, self.board.levels.seen
