@@ -117,6 +117,7 @@ def test_the_report_has_the_promised_keys() -> None:
     assert {
         "fault", "fault_to_cordon_s", "fault_to_committed_s", "fault_to_first_new_step_s",
         "fault_to_full_size_s", "longest_pause_of_the_others_s", "usual_step_s",
+        "usual_step_of_the_others_s",
     } <= report["incidents"][0].keys()  # fmt: skip
 
 
@@ -129,8 +130,10 @@ def test_the_table_says_what_was_not_reached() -> None:
 
 def test_the_table_says_how_long_the_others_paused() -> None:
     paused = an_incident(others_pause=0.452, usual_pause=0.21)
-    report = build_report(measured(incidents=(paused,)), compare(REFERENCE, REFERENCE))
-    assert "0.45 s between two steps; 0.21 s before the fault" in build_table(report)
+    for shrunk, shown in ((None, "0.21 s\n"), (0.312, "0.21 s, 0.31 s with one worker less\n")):
+        incident = replace(paused, shrunk_pause=shrunk)
+        report = build_report(measured(incidents=(incident,)), compare(REFERENCE, REFERENCE))
+        assert f"0.45 s between two steps; a step takes {shown}" in build_table(report)
     assert "unknown" in build_table(build_report(measured(), compare(REFERENCE, REFERENCE)))
 
 

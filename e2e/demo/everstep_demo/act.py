@@ -94,7 +94,7 @@ class _Playing:
 
     async def end(self) -> Incident:
         lost, recomputed = await self._count_steps()
-        usual, pause = self._count_pauses()
+        usual, pause, shrunk = self._count_pauses()
         return Incident(
             act=self._act,
             node=self._pod.node,
@@ -105,21 +105,25 @@ class _Playing:
             steps_recomputed=recomputed,
             others_pause=pause,
             usual_pause=usual,
+            shrunk_pause=shrunk,
         )
 
-    def _count_pauses(self) -> tuple[float | None, float | None]:
-        """Time between two steps of the other workers: the usual one, and the longest since the
-        fault.
+    def _count_pauses(self) -> tuple[float | None, float | None, float | None]:
+        """Time between two steps of the other workers: the usual one before the fault, the longest
+        one since, and the usual one while a worker was missing.
         """
         if self._stage.log is None:
-            return None, None
+            return None, None, None
         log = self._stage.log.read()
         hit = steplog.find_process(log, self._act.slot, self.began)
         pauses = steplog.list_pauses(log, without=hit)
         before = [seconds for end, seconds in pauses if end <= self.began][-USUAL_STEPS:]
+        first = self.began + self.reached.get(FIRST_STEP, float("inf"))
         until = self.began + self.reached.get(FULL_SIZE, float("inf"))
-        since = [seconds for end, seconds in pauses if self.began < end <= until]
-        return (statistics.median(before) if before else None), max(since, default=None)
+        since = [(end, seconds) for end, seconds in pauses if self.began < end <= until]
+        shrunk = [seconds for end, seconds in since if first < end < until]
+        longest = max((seconds for _, seconds in since), default=None)
+        return _median(before), longest, _median(shrunk)
 
     async def _count_steps(self) -> tuple[int | None, int | None]:
         if self._stage.log is None:
@@ -222,3 +226,7 @@ def _steps_lost(job: Object) -> int | None:
     incidents = job.get("status", {}).get("incidents") or []
     lost = incidents[-1].get("stepsLost") if incidents else None
     return None if lost is None else int(lost)
+
+
+def _median(seconds: list[float]) -> float | None:
+    return statistics.median(seconds) if seconds else None

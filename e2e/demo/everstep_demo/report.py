@@ -94,6 +94,7 @@ def _incident(incident: Incident) -> dict[str, Any]:
         "fault_to_full_size_s": reached.get(FULL_SIZE),
         "longest_pause_of_the_others_s": _rounded(incident.others_pause),
         "usual_step_s": _rounded(incident.usual_pause),
+        "usual_step_of_the_others_s": _rounded(incident.shrunk_pause),
         "resumed_from_step": incident.resumed_from,
         "steps_lost": incident.steps_lost,
         "steps_recomputed": incident.steps_recomputed,
@@ -138,7 +139,9 @@ def _describe_pause(incident: dict[str, Any]) -> str:
     pause, usual = incident["longest_pause_of_the_others_s"], incident["usual_step_s"]
     if pause is None or usual is None:
         return "unknown"
-    return f"{pause:.2f} s between two steps; {usual:.2f} s before the fault"
+    alone = incident["usual_step_of_the_others_s"]
+    shown = "" if alone is None else f", {alone:.2f} s with one worker less"
+    return f"{pause:.2f} s between two steps; a step takes {usual:.2f} s{shown}"
 
 
 def _seconds(value: float | None) -> str:

@@ -55,6 +55,8 @@ class Incident:
     """
     usual_pause: float | None = None
     """Median of the same before the fault."""
+    shrunk_pause: float | None = None
+    """Median of the same from the first new step to the full size."""
 
     @property
     def missed(self) -> list[str]:
